@@ -6,5 +6,17 @@ from patchkit.diff.application import apply, reverse
 from patchkit.diff.errors import DiffError
 from patchkit.diff.model import Content, Diff, FileDiff, Hunk
 from patchkit.diff.scan import parse
+from patchkit.diff.writing import compare, render
 
-__all__ = ["Content", "Diff", "DiffError", "FileDiff", "Hunk", "apply", "parse", "reverse"]
+__all__ = [
+    "Content",
+    "Diff",
+    "DiffError",
+    "FileDiff",
+    "Hunk",
+    "apply",
+    "compare",
+    "parse",
+    "render",
+    "reverse",
+]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 from patchkit.diff import binary, names
 from patchkit.diff.errors import (
     DiffError,
-    FileExistsRefusedError,
-    FileMissingError,
     MalformedDiffError,
     MismatchError,
     NotReversibleError,
     PathCollisionError,
+    TargetExistsError,
+    TargetMissingError,
 )
 from patchkit.diff.hunks import in_order
 from patchkit.diff.model import Binary, Content, Diff, FileDiff, Hunk
@@ -120,14 +120,14 @@ def _apply_file(diff: Diff, file: FileDiff, present: Callable[[str], Content | N
     if file.change == "add":
         # A diff without git's headers cannot tell an empty file from none; the new bytes are the same.
         if before is not None and (file.new_mode is not None or before.data):
-            raise refuse(FileExistsRefusedError, f"creates {names.show(file.path)}, which exists")
+            raise refuse(TargetExistsError, f"creates {names.show(file.path)}, which exists")
         data = _apply_body(diff, file, b"")
         if before is not None:
             return Content(data, before.mode)
         return Content(data, 0o644 if file.new_mode is None else file.new_mode)
     if before is None:
         verb = {"delete": "deletes", "rename": "renames"}.get(file.change, "changes")
-        raise refuse(FileMissingError, f"{verb} {names.show(file.old_path)}, which is not there")
+        raise refuse(TargetMissingError, f"{verb} {names.show(file.old_path)}, which is not there")
     data = _apply_body(diff, file, before.data)
     if file.change == "delete":
         if data:
@@ -136,7 +136,7 @@ def _apply_file(diff: Diff, file: FileDiff, present: Callable[[str], Content | N
             )
         return None
     if file.source is not None and present(file.path) is not None:
-        raise refuse(FileExistsRefusedError, f"renames to {names.show(file.path)}, which exists")
+        raise refuse(TargetExistsError, f"renames to {names.show(file.path)}, which exists")
     mode = before.mode
     if file.old_mode is not None and file.new_mode is not None:
         if bool(before.mode & 0o100) != bool(file.old_mode & 0o100):
@@ -319,7 +319,7 @@ def _check_folders(
         for depth in range(1, len(parts)):
             folder = "/".join(parts[:depth])
             if present(folder) is not None:
-                raise FileExistsRefusedError(
+                raise TargetExistsError(
                     f"puts {names.show(path)} below {names.show(folder)}, which is a file",
                     patch=diff.name,
                     line=last[path].line,

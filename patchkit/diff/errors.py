@@ -87,13 +87,13 @@ class MismatchError(DiffError):
         super().__init__(message, patch=patch, line=line, file=file, hint=hint)
 
 
-class FileMissingError(MismatchError):
+class TargetMissingError(MismatchError):
     """The diff changes, renames or deletes a file that is not there."""
 
     code = "file-missing"
 
 
-class FileExistsRefusedError(MismatchError):
+class TargetExistsError(MismatchError):
     """The diff creates a file where one is."""
 
     code = "file-exists"
