@@ -68,7 +68,9 @@ class NoPatchesFolderError(PatchkitError):
     exit_code = USAGE
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"--patches {path} is not a folder", path=path, hint="name a folder that holds patches")
+        super().__init__(
+            f"--patches {path} is not a folder", path=path, hint="name a folder that holds patches"
+        )
 
 
 class DiffDigestError(PatchkitError):
@@ -183,7 +185,8 @@ class Catalog:
             patch = self[name]
             if name in trail:
                 raise PatchFolderError(
-                    os.path.join(patch.folder, "patch.toml"), f"series contains itself: {' -> '.join((*trail, name))}"
+                    os.path.join(patch.folder, "patch.toml"),
+                    f"series contains itself: {' -> '.join((*trail, name))}",
                 )
             if not patch.members:
                 found.setdefault(name, patch)
@@ -211,7 +214,9 @@ def load_patch(folder: str, builtin: bool = False) -> Patch:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PatchFolderError(path, f"not valid TOML: {error}") from None
     if table.get("schema") != SCHEMA:
-        raise PatchFolderError(path, f"schema is {table.get('schema')!r}; this patchkit reads schema {SCHEMA}")
+        raise PatchFolderError(
+            path, f"schema is {table.get('schema')!r}; this patchkit reads schema {SCHEMA}"
+        )
     _validate(path, table)
     name = table["name"]
     if name != os.path.basename(os.path.normpath(folder)):
@@ -248,10 +253,11 @@ def _validate(path: str, table: dict[str, Any]) -> None:
 
 def release_key(release: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that orders releases as PEP 440 does for the forms in use (1.2, rc, post, dev)."""
-    order = {"dev": -4, "a": -3, "b": -2, "rc": -1, "": 0, "post": 1}
+    early = ("dev", "a", "b", "rc")  # alphabetical order happens to be theirs but for dev, which sorts first
     parts = re.findall(r"\d+|[a-z]+", release.lower().split("+")[0])
-    key: list[tuple[int, int, str]] = []
-    for part in parts:
-        key.append((2, int(part), "") if part.isdigit() else (1 if order.get(part, 2) < 0 else 3, 0, part))
+    key = [
+        (2, int(part), "") if part.isdigit() else (0 if part == "dev" else 1 if part in early else 3, 0, part)
+        for part in parts
+    ]
     # The end of a release sorts after its pre-releases and before its post-releases.
     return (*key, (2, -1, ""))
