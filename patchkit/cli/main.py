@@ -1,0 +1,140 @@
+"""Entry point: finds the command, renders its result, maps every error to its exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import click
+
+from patchkit import __version__, report
+from patchkit.cli.options import Options, global_options
+from patchkit.errors import IO_FAILED, USAGE, PatchkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Command name -> "module:attribute"; imported only when asked for, so that `check` starts fast.
+COMMANDS = {
+    "apply": "patchkit.cli.change:apply",
+    "restore": "patchkit.cli.change:restore",
+    "recover": "patchkit.cli.change:recover",
+    "status": "patchkit.cli.inspect:status",
+    "verify": "patchkit.cli.inspect:verify",
+    "check": "patchkit.cli.inspect:check",
+    "log": "patchkit.cli.inspect:log",
+    "list": "patchkit.cli.patches:list_",
+    "show": "patchkit.cli.patches:show",
+    "diff": "patchkit.cli.patches:diff",
+}
+
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a bug in patchkit, never a user's mistake
+INTERRUPT = 130
+
+
+class _Usage(PatchkitError):
+    code = "usage"
+    exit_code = USAGE
+
+
+class _IoFailed(PatchkitError):
+    code = "io-error"
+    exit_code = IO_FAILED
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        return cast("click.Command", getattr(import_module(module), attribute))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean '{near[0]}'?" if near else "'patchkit --help' lists them"
+            raise click.UsageError(f"no such command '{args[0]}'; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@global_options
+@click.version_option(__version__, prog_name="patchkit")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Source patches for installed Python packages.
+
+    The tree is exactly pristine or exactly patched, you can prove which, and it never changes under a
+    process that uses it.
+    """
+    ctx.ensure_object(Options)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    options = Options()
+    command = next((arg for arg in argv if arg in COMMANDS), "")
+    try:
+        outcome: Any = cli.main(args=argv, prog_name="patchkit", standalone_mode=False, obj=options)
+        if not isinstance(outcome, report.Result):
+            return int(outcome or 0)
+        report.render(
+            outcome,
+            command,
+            as_json=options.json,
+            quiet=options.quiet,
+            verbose=options.verbose,
+            color=_color(options),
+        )
+        return outcome.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USAGE
+    except click.ClickException as error:
+        return _fail(_Usage(error.format_message()), command, argv, options)
+    except PatchkitError as error:
+        return _fail(error, command, argv, options)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        sys.stderr.write("patchkit: interrupted\n")
+        return INTERRUPT
+    except BrokenPipeError:
+        # The reader went away (`patchkit log | head`): not an error, but stdout must not be flushed again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
+        reason = error.strerror or str(error)
+        return _fail(_IoFailed(f"{name}: {reason}" if name else reason, path=name), command, argv, options)
+    except Exception as error:
+        if options.verbose:
+            raise
+        message = (
+            f"internal error: {type(error).__name__}: {error}; this is a bug, run again with -v and report it"
+        )
+        sys.stderr.write(f"patchkit: {report.printable(message)}\n")
+        return INTERNAL
+
+
+def _fail(error: PatchkitError, command: str, argv: Sequence[str], options: Options) -> int:
+    # A usage error may be raised before --json was parsed.
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    as_json = options.json or "--json" in own
+    report.render_error(error, command, as_json=as_json, color=_color(options))
+    return error.exit_code
+
+
+def _color(options: Options) -> bool:
+    return not options.no_color and "NO_COLOR" not in os.environ and sys.stdout.isatty()
