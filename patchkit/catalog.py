@@ -68,7 +68,9 @@ class NoPatchesFolderError(PatchkitError):
     exit_code = USAGE
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"--patches {path} is not a folder", path=path, hint="name a folder that holds patches")
+        super().__init__(
+            f"--patches {path} is not a folder", path=path, hint="name a folder that holds patches"
+        )
 
 
 class DiffDigestError(PatchkitError):
@@ -183,7 +185,8 @@ class Catalog:
             patch = self[name]
             if name in trail:
                 raise PatchFolderError(
-                    os.path.join(patch.folder, "patch.toml"), f"series contains itself: {' -> '.join((*trail, name))}"
+                    os.path.join(patch.folder, "patch.toml"),
+                    f"series contains itself: {' -> '.join((*trail, name))}",
                 )
             if not patch.members:
                 found.setdefault(name, patch)
@@ -211,7 +214,9 @@ def load_patch(folder: str, builtin: bool = False) -> Patch:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PatchFolderError(path, f"not valid TOML: {error}") from None
     if table.get("schema") != SCHEMA:
-        raise PatchFolderError(path, f"schema is {table.get('schema')!r}; this patchkit reads schema {SCHEMA}")
+        raise PatchFolderError(
+            path, f"schema is {table.get('schema')!r}; this patchkit reads schema {SCHEMA}"
+        )
     _validate(path, table)
     name = table["name"]
     if name != os.path.basename(os.path.normpath(folder)):

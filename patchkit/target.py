@@ -23,7 +23,9 @@ from patchkit.errors import REFUSED, USAGE, PatchkitError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_VERSION_LINE = re.compile(r"^(?:__version__|version)\s*(?::[^=\n]+)?=\s*(?:version\s*=\s*)?['\"]([^'\"]+)['\"]", re.M)
+_VERSION_LINE = re.compile(
+    r"^(?:__version__|version)\s*(?::[^=\n]+)?=\s*(?:version\s*=\s*)?['\"]([^'\"]+)['\"]", re.M
+)
 _VERSION_FILES = ("_version.py", "version.py", "__init__.py")
 _PROBE = (
     "import json,site,sys;"
@@ -38,7 +40,9 @@ class NoInterpreterError(PatchkitError):
     exit_code = USAGE
 
     def __init__(self, python: str, reason: str) -> None:
-        super().__init__(f"--python {python}: {reason}", path=python, hint="name the python of the target's environment")
+        super().__init__(
+            f"--python {python}: {reason}", path=python, hint="name the python of the target's environment"
+        )
 
 
 class NotARootError(PatchkitError):
@@ -47,7 +51,9 @@ class NotARootError(PatchkitError):
 
     def __init__(self, root: str, reason: str) -> None:
         super().__init__(
-            f"--root {root}: {reason}", path=root, hint="name the folder that holds the package, such as a site-packages"
+            f"--root {root}: {reason}",
+            path=root,
+            hint="name the folder that holds the package, such as a site-packages",
         )
 
 
@@ -129,7 +135,9 @@ def read_record(metadata: str) -> tuple[RecordEntry, ...]:
     import binascii
 
     try:
-        with open(os.path.join(metadata, "RECORD"), encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with open(
+            os.path.join(metadata, "RECORD"), encoding="utf-8", errors="surrogateescape", newline=""
+        ) as file:
             rows = [row for row in csv.reader(file) if row]
     except FileNotFoundError:
         return ()
@@ -167,7 +175,12 @@ def environment(python: str | None = None, root: str | None = None) -> Environme
 def _ask(python: str) -> Environment:
     try:
         done = subprocess.run(
-            [python, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+            [python, "-I", "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
         prefix, paths = json.loads(done.stdout)
     except FileNotFoundError:
@@ -194,7 +207,9 @@ def locate(distribution: str, env: Environment, packages: Iterable[str] = ()) ->
         return _from_metadata(distribution, metadata, env)
     if env.python is None:
         return _from_folder(distribution, env, tuple(packages))
-    raise NotInstalledError(distribution, env.label, "install it there, or name the environment with --python or --root")
+    raise NotInstalledError(
+        distribution, env.label, "install it there, or name the environment with --python or --root"
+    )
 
 
 def _canonical(name: str) -> str:
@@ -221,10 +236,20 @@ def _from_metadata(distribution: str, metadata: str, env: Environment) -> Target
     root = os.path.realpath(os.path.dirname(metadata))
     if _is_editable(metadata):
         source = _editable_root(distribution, metadata)
-        names = tuple(name for name in (_canonical(distribution).replace("-", "_"),) if _has_package(source, name))
-        return Target(distribution, release, source, names, os.path.realpath(metadata), env.prefix, editable=True)
-    tops = {entry.path.split("/", 1)[0] for entry in read_record(metadata) if not entry.path.startswith(("..", "/"))}
-    packages = tuple(sorted(top for top in tops if not top.endswith((".dist-info", ".data")) and top != "__pycache__"))
+        names = tuple(
+            name for name in (_canonical(distribution).replace("-", "_"),) if _has_package(source, name)
+        )
+        return Target(
+            distribution, release, source, names, os.path.realpath(metadata), env.prefix, editable=True
+        )
+    tops = {
+        entry.path.split("/", 1)[0]
+        for entry in read_record(metadata)
+        if not entry.path.startswith(("..", "/"))
+    }
+    packages = tuple(
+        sorted(top for top in tops if not top.endswith((".dist-info", ".data")) and top != "__pycache__")
+    )
     if not packages:
         name = _canonical(distribution).replace("-", "_")
         packages = (name,) if _has_package(root, name) else ()
@@ -267,8 +292,14 @@ def _editable_root(distribution: str, metadata: str) -> str:
         path = os.path.join(site, entry.path)
         if entry.path.endswith(".pth") and os.path.isfile(path):
             with open(path, encoding="utf-8", errors="surrogateescape") as file:
-                candidates += [line.strip() for line in file if line.strip() and not line.startswith(("import", "#"))]
-        elif os.path.basename(entry.path).startswith("__editable__") and path.endswith(".py") and os.path.isfile(path):
+                candidates += [
+                    line.strip() for line in file if line.strip() and not line.startswith(("import", "#"))
+                ]
+        elif (
+            os.path.basename(entry.path).startswith("__editable__")
+            and path.endswith(".py")
+            and os.path.isfile(path)
+        ):
             candidates += [os.path.dirname(mapped) for mapped in _finder_mapping(path).values()]
     checkout = unquote(urlsplit(str(_direct_url(metadata).get("url", ""))).path)
     candidates += [checkout, os.path.join(checkout, "python"), os.path.join(checkout, "src")]
@@ -283,7 +314,13 @@ def _finder_mapping(path: str) -> dict[str, str]:
     with open(path, encoding="utf-8", errors="replace") as file:
         tree = ast.parse(file.read())
     for node in tree.body:
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
+        targets = (
+            [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else node.targets
+            if isinstance(node, ast.Assign)
+            else []
+        )
         if any(isinstance(target, ast.Name) and target.id == "MAPPING" for target in targets):
             try:
                 value = ast.literal_eval(node.value) if node.value is not None else {}  # type: ignore[union-attr, attr-defined]
@@ -300,10 +337,14 @@ def _has_package(root: str, name: str) -> bool:
 def _from_folder(distribution: str, env: Environment, packages: tuple[str, ...]) -> Target:
     root = env.paths[0]
     wanted = packages or (_canonical(distribution).replace("-", "_"),)
-    present = tuple(name for name in wanted if _has_package(root, name) or os.path.exists(os.path.join(root, name)))
+    present = tuple(
+        name for name in wanted if _has_package(root, name) or os.path.exists(os.path.join(root, name))
+    )
     if not present:
         raise NotInstalledError(
-            distribution, root, f"--root must name the folder that holds '{wanted[0]}', such as a site-packages"
+            distribution,
+            root,
+            f"--root must name the folder that holds '{wanted[0]}', such as a site-packages",
         )
     return Target(distribution, _folder_release(root, present), root, present, None, None)
 

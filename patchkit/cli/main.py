@@ -121,7 +121,9 @@ def run(argv: list[str]) -> int:
     except Exception as error:
         if options.verbose:
             raise
-        message = f"internal error: {type(error).__name__}: {error}; this is a bug, run again with -v and report it"
+        message = (
+            f"internal error: {type(error).__name__}: {error}; this is a bug, run again with -v and report it"
+        )
         sys.stderr.write(f"patchkit: {report.printable(message)}\n")
         return INTERNAL
 

@@ -1,0 +1,38 @@
+"""Stale bytecode. CPython trusts a ``.pyc`` whose recorded second and size match its source, and an
+``unchecked-hash`` one always (cpython #75953, #121376), so every one of a touched module goes."""
+
+from __future__ import annotations
+
+import os
+
+
+def cached(source: str) -> list[str]:
+    """Every cached bytecode file of the module at ``source`` (absolute), for every tag and level."""
+    if not source.endswith(".py"):
+        return []
+    folder, name = os.path.split(source)
+    stem = name.removesuffix(".py")
+    folders = [os.path.join(folder, "__pycache__")]
+    prefix = os.environ.get("PYTHONPYCACHEPREFIX")
+    if prefix:
+        folders.append(os.path.join(os.path.abspath(prefix), folder.lstrip("/")))
+    found = []
+    for cache in folders:
+        try:
+            names = os.listdir(cache)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        # "<stem>.<tag>[.opt-N].pyc", and the temporary "….pyc.<number>" that CPython renames into place
+        found += [
+            os.path.join(cache, entry) for entry in names if entry.startswith(stem + ".") and ".pyc" in entry
+        ]
+    return sorted(found)
+
+
+def purge(source: str) -> None:
+    """Remove the cached bytecode of the module at ``source``."""
+    for path in cached(source):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass  # another process removed it first: as good

@@ -1,0 +1,236 @@
+"""``<root>/.patchkit/``: which patches are applied, in which order, and what they replaced."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from patchkit.errors import INTERRUPTED, REFUSED, PatchkitError
+from patchkit.manifest import FilePin, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCHEMA = 1
+FOLDER = ".patchkit"
+STATE = f"{FOLDER}/state.json"
+JOURNAL = f"{FOLDER}/journal.json"
+UNDO = f"{FOLDER}/undo"
+HISTORY = f"{FOLDER}/history.jsonl"
+RESCUED = f"{FOLDER}/rescued"
+APPLIED = f"{FOLDER}/applied"
+
+
+class StateFileError(PatchkitError):
+    """A file of ``.patchkit`` that this version cannot read: another schema, or damaged."""
+
+    code = "bad-state"
+    exit_code = INTERRUPTED
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"{path}: {reason}", path=path, hint="use the patchkit that wrote it, or restore by reinstalling"
+        )
+
+
+class UnknownSchemaError(StateFileError):
+    code = "unknown-schema"
+    exit_code = REFUSED
+
+
+def load_json(path: str) -> dict[str, Any] | None:
+    """The object at ``path`` with its schema checked; None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise StateFileError(path, f"not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise StateFileError(path, "not a JSON object")
+    if data.get("schema") != SCHEMA:
+        raise UnknownSchemaError(
+            path, f"schema is {data.get('schema')!r}; this patchkit reads schema {SCHEMA}"
+        )
+    return data
+
+
+def dump_json(data: dict[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, sort_keys=True) + "\n").encode("ascii")
+
+
+def prepare(root: str) -> None:
+    """Make ``.patchkit`` with its ``.gitignore``, owned as the root is (a sudo run must not lock its user out)."""
+    folder = os.path.join(root, FOLDER)
+    if os.path.islink(folder):
+        raise StateFileError(folder, "is a symlink")
+    try:
+        os.mkdir(folder, 0o755)
+    except FileExistsError:
+        pass
+    else:
+        own_like_root(root, folder)
+    ignore = os.path.join(folder, ".gitignore")
+    if not os.path.exists(ignore):
+        with open(ignore, "w", encoding="ascii") as file:
+            file.write("*\n")
+        own_like_root(root, ignore)
+
+
+def own_like_root(root: str, path: str) -> None:
+    if os.geteuid() == 0:
+        info = os.stat(root)
+        try:
+            os.chown(path, info.st_uid, info.st_gid)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EINVAL):
+                raise
+
+
+def backup_name(path: str, patch: str) -> str:
+    return f"{path}.bak_{patch}"
+
+
+@dataclass(frozen=True)
+class Original:
+    """What the replaced file had beside its bytes, for a restore that has lost its backup."""
+
+    mode: int
+    mtime_ns: int
+    link: str | None = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One patch of the stack, with all that is needed to take it off without its ``patches/`` folder."""
+
+    manifest: Manifest
+    release: str | None
+    applied_at: float
+    mtime_ns: int
+    originals: dict[str, Original] = field(default_factory=dict, hash=False)
+    folders: tuple[str, ...] = ()
+    override: str | None = None
+
+    @property
+    def patch(self) -> str:
+        return self.manifest.patch
+
+    @property
+    def distribution(self) -> str:
+        return self.manifest.distribution
+
+    @property
+    def diff_path(self) -> str:
+        return f"{APPLIED}/{self.patch}.patch"
+
+    def touched(self) -> set[str]:
+        return touched(self.manifest.files)
+
+    def backups(self) -> dict[str, FilePin]:
+        """Backup path -> the pinned file whose earlier bytes it holds."""
+        return {
+            backup_name(pin.source or pin.path, self.patch): pin
+            for pin in self.manifest.files
+            if pin.before is not None
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "manifest": json.loads(self.manifest.to_json()),
+            "release": self.release,
+            "applied_at": self.applied_at,
+            "mtime_ns": self.mtime_ns,
+            "originals": {path: vars(original) for path, original in self.originals.items()},
+            "folders": list(self.folders),
+            "override": self.override,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], path: str) -> Applied:
+        return cls(
+            manifest=Manifest.from_json(json.dumps(data["manifest"]).encode(), name=path),
+            release=data["release"],
+            applied_at=float(data["applied_at"]),
+            mtime_ns=int(data["mtime_ns"]),
+            originals={name: Original(**original) for name, original in data["originals"].items()},
+            folders=tuple(data["folders"]),
+            override=data.get("override"),
+        )
+
+
+def touched(pins: Iterable[FilePin]) -> set[str]:
+    """Every root-relative path that the pins write or remove."""
+    return {path for pin in pins for path in (pin.path, pin.source) if path is not None}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A backup that ``restore --keep-backup`` left in place."""
+
+    path: str
+    patch: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class State:
+    """The stack of one root, bottom first; ``kept`` are backups left on purpose."""
+
+    stack: tuple[Applied, ...] = ()
+    kept: tuple[Kept, ...] = ()
+
+    @classmethod
+    def load(cls, root: str) -> State:
+        path = os.path.join(root, STATE)
+        data = load_json(path)
+        if data is None:
+            return cls()
+        try:
+            stack = tuple(Applied.from_json(entry, path) for entry in data["stack"])
+            kept = tuple(Kept(**entry) for entry in data["kept"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
+        return cls(stack, kept)
+
+    def dump(self) -> bytes | None:
+        """The bytes of ``state.json``; None when there is nothing to say and the file goes."""
+        if not self.stack and not self.kept:
+            return None
+        return dump_json(
+            {
+                "schema": SCHEMA,
+                "stack": [applied.to_json() for applied in self.stack],
+                "kept": [vars(kept) for kept in self.kept],
+            }
+        )
+
+    def find(self, patch: str) -> Applied | None:
+        return next((applied for applied in self.stack if applied.patch == patch), None)
+
+    def above(self, applied: Applied) -> list[Applied]:
+        """The patches over ``applied`` that touch one of its files."""
+        index = self.stack.index(applied)
+        return [other for other in self.stack[index + 1 :] if other.touched() & applied.touched()]
+
+    def top(self, path: str) -> tuple[Applied, FilePin] | None:
+        """The topmost patch that touches ``path``, with its pin."""
+        for applied in reversed(self.stack):
+            for pin in applied.manifest.files:
+                if path in (pin.path, pin.source):
+                    return applied, pin
+        return None
+
+    def push(self, applied: Applied) -> State:
+        return replace(self, stack=(*self.stack, applied))
+
+    def drop(self, applied: Applied) -> State:
+        return replace(self, stack=tuple(other for other in self.stack if other is not applied))
+
+
+BACKUP = re.compile(r"\.bak_[A-Za-z0-9][A-Za-z0-9._-]*$")

@@ -1,0 +1,164 @@
+"""A root and the files below it: safe paths, fingerprints, metadata. Reads only."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.errors import REFUSED, PatchkitError
+
+_CHUNK = 1 << 20
+
+
+class UnsafePathError(PatchkitError):
+    code = "unsafe-path"
+    exit_code = REFUSED
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}", path=path)
+
+
+class NotAFileError(PatchkitError):
+    code = "not-a-file"
+    exit_code = REFUSED
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(f"{path}: is {kind}, not a file", path=path)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What stands at a path: ``file`` (sha256 hex, size in bytes), ``link`` (its target) or ``dir``."""
+
+    kind: str
+    sha256: str | None = None
+    size: int | None = None
+    target: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def of_data(cls, data: bytes) -> Fingerprint:
+        return cls("file", hashlib.sha256(data).hexdigest(), len(data))
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a file has beside its bytes. ``mtime_ns`` in nanoseconds since the epoch."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    xattrs: tuple[tuple[str, bytes], ...] = ()
+
+    @classmethod
+    def of(cls, path: str) -> Meta:
+        info = os.stat(path)
+        return cls(stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, read_xattrs(path))
+
+
+def read_xattrs(path: str) -> tuple[tuple[str, bytes], ...]:
+    try:
+        return tuple(sorted((name, os.getxattr(path, name)) for name in os.listxattr(path)))
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.ENODATA):
+            return ()
+        raise
+
+
+def sha256_file(path: str) -> tuple[str, int]:
+    """sha256 (hex) and size in bytes of the file that ``path`` leads to, in bounded memory."""
+    hasher = hashlib.sha256()
+    size = 0
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+            size += len(chunk)
+    return hasher.hexdigest(), size
+
+
+def fingerprint(path: str) -> Fingerprint | None:
+    """What stands at ``path``, not following a link; None where nothing does."""
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            return Fingerprint("link", target=os.readlink(path))
+        if stat.S_ISDIR(mode):
+            return Fingerprint("dir")
+        if not stat.S_ISREG(mode):
+            return Fingerprint("other")
+        return Fingerprint("file", *sha256_file(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+class Tree:
+    """Access below ``root`` by relative POSIX paths, never leaving it."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._safe: dict[str, str] = {}
+
+    def path(self, relative: str) -> str:
+        """The absolute path of ``relative``.
+
+        Raises UnsafePathError when it is absolute, holds ``..``, or passes a folder symlink out of the root.
+        """
+        parts = relative.split("/")
+        if (
+            not relative
+            or relative.startswith("/")
+            or ".." in parts
+            or "\0" in relative
+            or "" in parts
+            or "." in parts
+        ):
+            raise UnsafePathError(relative, "is not a plain path below the root")
+        folder = "/".join(parts[:-1])
+        if folder not in self._safe:
+            real = os.path.realpath(os.path.join(self.root, folder))
+            if real != self.root and not real.startswith(self.root.rstrip("/") + "/"):
+                raise UnsafePathError(relative, f"a folder symlink leads out of the root, to {real}")
+            self._safe[folder] = os.path.join(self.root, folder)
+        return os.path.join(self._safe[folder], parts[-1])
+
+    def read(self, relative: str) -> bytes | None:
+        """The bytes at ``relative`` through a file symlink; None where nothing is."""
+        path = self.path(relative)
+        try:
+            mode = os.stat(path).st_mode
+            if not stat.S_ISREG(mode):
+                raise NotAFileError(
+                    relative, "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+                )
+            with open(path, "rb") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            if os.path.islink(path):
+                raise NotAFileError(relative, f"a dangling symlink to {os.readlink(path)}") from None
+            return None
+
+    def digest(self, relative: str) -> tuple[str, int] | None:
+        """sha256 and size at ``relative`` through a file symlink; None where no file is."""
+        path = self.path(relative)
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                return None
+            return sha256_file(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def missing_folders(self, relative: str) -> list[str]:
+        """The folders above ``relative`` that do not exist, outermost first."""
+        missing = []
+        folder = os.path.dirname(relative)
+        while folder and not os.path.isdir(os.path.join(self.root, folder)):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        return missing[::-1]
