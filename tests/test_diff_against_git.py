@@ -146,7 +146,9 @@ def pair_of_trees(draw) -> tuple[Tree, Tree]:
 @st.composite
 def edited(draw, data: bytes) -> bytes:
     if b"\0" in data:
-        return draw(st.one_of(st.just(data), st.binary(max_size=40).map(lambda more: data[:20] + more + data[20:])))
+        return draw(
+            st.one_of(st.just(data), st.binary(max_size=40).map(lambda more: data[:20] + more + data[20:]))
+        )
     lines = data.split(b"\n")
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(lines)))
@@ -224,7 +226,13 @@ def test_every_pair_of_commits_of_a_small_history(tmp_path):
         for second, new in enumerate(history):
             if old == new:
                 continue
-            for options in (["-U3"], ["-U0"], ["-U10", "--patience"], ["-U1", "-M10%"], ["-M", "--histogram"]):
+            for options in (
+                ["-U3"],
+                ["-U0"],
+                ["-U10", "--patience"],
+                ["-U1", "-M10%"],
+                ["-M", "--histogram"],
+            ):
                 patch = git(tmp_path, "diff", "--binary", *options, trees[first], trees[second])
                 parsed = d.parse(patch)
                 assert ours(parsed, old) == new
@@ -234,6 +242,7 @@ def test_every_pair_of_commits_of_a_small_history(tmp_path):
 
 def small_history(chance: random.Random):
     """Commits in which functions move, files are renamed, deleted and brought back."""
+
     def source(seed: int) -> bytes:
         lines = [b"def f%d(x):\n    return x\n\n" % (n % 7) for n in range(seed, seed + 12)]
         return b"".join(lines)
@@ -297,7 +306,10 @@ def test_no_mutation_of_a_patch_makes_other_bytes(tmp_path):
             for line in plain.splitlines(keepends=True)
             if not line.startswith((b"diff ", b"index ", b"similarity "))
         )
-        patches = [plain, git(tmp_path, "diff", "--binary", "--no-renames", "-U0", trees[number], trees[number + 1])]
+        patches = [
+            plain,
+            git(tmp_path, "diff", "--binary", "--no-renames", "-U0", trees[number], trees[number + 1]),
+        ]
         if b"mode" not in no_git and b"rename" not in no_git and b"GIT" not in no_git:
             patches.append(no_git)
         for patch in patches:
@@ -322,5 +334,7 @@ def judged(kind: str, patch: bytes, old: Tree, new: Tree, manifest: Manifest) ->
     try:
         manifest.apply(parsed, old.get)
     except PinMismatchError:
-        return f"{kind}: refused by the manifest" if unpinned != new else f"{kind}: OTHER: refused though right"
+        return (
+            f"{kind}: refused by the manifest" if unpinned != new else f"{kind}: OTHER: refused though right"
+        )
     return f"{kind}: the pinned result" if unpinned == new else f"{kind}: OTHER bytes"
