@@ -1,5 +1,6 @@
 """Stale bytecode. CPython trusts a ``.pyc`` whose recorded second and size match its source, and an
-``unchecked-hash`` one always (cpython #75953, #121376), so every one of a touched module goes."""
+``unchecked-hash`` one always (cpython #75953, #121376), so every one of a touched module goes.
+"""
 
 from __future__ import annotations
 

@@ -253,10 +253,11 @@ def _validate(path: str, table: dict[str, Any]) -> None:
 
 def release_key(release: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that orders releases as PEP 440 does for the forms in use (1.2, rc, post, dev)."""
-    order = {"dev": -4, "a": -3, "b": -2, "rc": -1, "": 0, "post": 1}
+    early = ("dev", "a", "b", "rc")  # alphabetical order happens to be theirs but for dev, which sorts first
     parts = re.findall(r"\d+|[a-z]+", release.lower().split("+")[0])
-    key: list[tuple[int, int, str]] = []
-    for part in parts:
-        key.append((2, int(part), "") if part.isdigit() else (1 if order.get(part, 2) < 0 else 3, 0, part))
+    key = [
+        (2, int(part), "") if part.isdigit() else (0 if part == "dev" else 1 if part in early else 3, 0, part)
+        for part in parts
+    ]
     # The end of a release sorts after its pre-releases and before its post-releases.
     return (*key, (2, -1, ""))

@@ -1,5 +1,6 @@
 """``history.jsonl``: what was done to the tree, by whom, in a chain of hashes that shows a missing or
-changed line."""
+changed line.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _VERSION_LINE = re.compile(
-    r"^(?:__version__|version)\s*(?::[^=\n]+)?=\s*(?:version\s*=\s*)?['\"]([^'\"]+)['\"]", re.M
+    r"^(?:__version__|version)\s*(?::[^=\n]+)?=\s*(?:version\s*=\s*)?['\"]([^'\"]+)['\"]", re.MULTILINE
 )
 _VERSION_FILES = ("_version.py", "version.py", "__init__.py")
 _PROBE = (
@@ -323,7 +323,7 @@ def _finder_mapping(path: str) -> dict[str, str]:
         )
         if any(isinstance(target, ast.Name) and target.id == "MAPPING" for target in targets):
             try:
-                value = ast.literal_eval(node.value) if node.value is not None else {}  # type: ignore[union-attr, attr-defined]
+                value = ast.literal_eval(node.value) if node.value is not None else {}  # type: ignore[attr-defined]
             except ValueError:
                 return {}
             return {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else {}

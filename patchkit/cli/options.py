@@ -89,7 +89,7 @@ def command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     return wrap
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Seconds, from ``90``, ``90s``, ``10m`` or ``2h``."""
 
     name = "duration"

@@ -1,0 +1,274 @@
+"""Whether a whole distribution is as its installer left it: against RECORD, git, or the pinned digests."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from patchkit.digest import StatCache
+from patchkit.errors import REFUSED, PatchkitError
+from patchkit.state import BACKUP, FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from patchkit.target import Target
+
+RECORD = "RECORD"
+GIT = "git"
+MANIFESTS = "manifests"
+NOTHING = "none"
+
+
+class GitFailedError(PatchkitError):
+    code = "git-failed"
+    exit_code = REFUSED
+
+    def __init__(self, root: str, reason: str) -> None:
+        super().__init__(f"{root}: git cannot say what belongs here: {reason}", path=root, hint="run 'git status' there")
+
+
+@dataclass(frozen=True)
+class Offender:
+    """A file that is not as its witness says. ``kind``: modified, missing, unexpected, unreadable."""
+
+    path: str
+    kind: str
+    detail: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {"path": self.path, "kind": self.kind, "detail": self.detail}
+
+
+@dataclass
+class Testimony:
+    """What ``witness`` says of ``checked`` files."""
+
+    witness: str
+    checked: int = 0
+    offenders: list[Offender] = field(default_factory=list)
+
+
+def examine(target: Target, expected: dict[str, str | None], pinned: dict[str, set[str]]) -> Testimony:
+    """Compare the whole distribution with its witness.
+
+    ``expected`` overrides the witness: path -> sha256, or None for "must not exist" (applied patches and
+    their backups). ``pinned`` maps paths to the pristine sha256s that any manifest for this release pins; it is
+    the witness of last resort.
+    """
+    cache = StatCache(target.root)
+    try:
+        if target.record:
+            return _by_record(target, expected, cache)
+        if (top := _git_top(target.root)) is not None and _git_tracks(target, top):
+            return _by_git(target, expected, cache)
+        return _by_manifests(target, expected, pinned, cache)
+    finally:
+        cache.save()
+
+
+def _by_record(target: Target, expected: dict[str, str | None], cache: StatCache) -> Testimony:
+    testimony = Testimony(RECORD)
+    listed: set[str] = set()
+    for entry in target.record:
+        path = os.path.normpath(entry.path)
+        listed.add(path)
+        if path in expected or entry.sha256 is None:
+            continue  # RECORD itself and bytecode have no digest
+        testimony.checked += 1
+        _compare(target.root, path, entry.sha256, cache, testimony.offenders)
+    _check_expected(target.root, expected, cache, testimony)
+    strangers = [path for path in _files(target) if path not in listed and expected.get(path) is None]
+    strangers = [path for path in strangers if not _is_bytecode_of(path, listed | _present(expected))]
+    others = _other_records(target) if strangers else set()
+    testimony.offenders += [Offender(path, "unexpected") for path in strangers if path not in others and path not in expected]
+    return testimony
+
+
+def _present(expected: dict[str, str | None]) -> set[str]:
+    return {path for path, sha256 in expected.items() if sha256 is not None}
+
+
+def _check_expected(root: str, expected: dict[str, str | None], cache: StatCache, testimony: Testimony) -> None:
+    for path, sha256 in sorted(expected.items()):
+        testimony.checked += 1
+        if sha256 is not None:
+            _compare(root, path, sha256, cache, testimony.offenders)
+        elif os.path.lexists(os.path.join(root, path)):
+            testimony.offenders.append(Offender(path, "unexpected", "an applied patch removed it"))
+
+
+def _compare(root: str, path: str, sha256: str, cache: StatCache, offenders: list[Offender]) -> None:
+    try:
+        found = cache.sha256(path)
+    except (FileNotFoundError, NotADirectoryError):
+        offenders.append(Offender(path, "missing"))
+        return
+    except OSError as error:
+        offenders.append(Offender(path, "unreadable", error.strerror or str(error)))
+        return
+    if found is None:
+        offenders.append(Offender(path, "modified", "is not a regular file"))
+    elif found != sha256:
+        offenders.append(Offender(path, "modified", _hint(path)))
+
+
+def _hint(path: str) -> str:
+    return "a backup whose bytes changed" if BACKUP.search(path) else ""
+
+
+def _files(target: Target) -> Iterator[str]:
+    """Every file of the distribution's packages, relative to the root."""
+    pending = [*target.packages]
+    while pending:
+        path = pending.pop()
+        absolute = os.path.join(target.root, path)
+        try:
+            info = os.lstat(absolute)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(info.st_mode):
+            yield path
+            continue
+        with os.scandir(absolute) as entries:
+            for entry in entries:
+                child = f"{path}/{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(child)
+                else:
+                    yield child
+
+
+def _is_bytecode_of(path: str, known: set[str]) -> bool:
+    """Whether ``path`` is the cached bytecode of a known module. Any other bytecode is a stranger."""
+    folder, name = os.path.split(path)
+    if os.path.basename(folder) != "__pycache__" or ".pyc" not in name:
+        return False
+    return f"{os.path.dirname(folder)}/{name.split('.', 1)[0]}.py".lstrip("/") in known
+
+
+def _other_records(target: Target) -> set[str]:
+    """What other distributions of the same root installed: a namespace package is shared."""
+    from patchkit.target import read_record
+
+    found: set[str] = set()
+    for name in os.listdir(target.root):
+        metadata = os.path.join(target.root, name)
+        if name.endswith(".dist-info") and metadata != target.metadata:
+            found |= {os.path.normpath(entry.path) for entry in read_record(metadata)}
+    return found
+
+
+def _by_manifests(
+    target: Target, expected: dict[str, str | None], pinned: dict[str, set[str]], cache: StatCache
+) -> Testimony:
+    """No RECORD, no git: only the files that patches are pinned to can be proven."""
+    testimony = Testimony(MANIFESTS if pinned else NOTHING)
+    for path, digests in sorted(pinned.items()):
+        if path in expected:
+            continue
+        testimony.checked += 1
+        try:
+            found = cache.sha256(path)
+        except (FileNotFoundError, NotADirectoryError):
+            testimony.offenders.append(Offender(path, "missing"))
+            continue
+        if found not in digests:
+            testimony.offenders.append(Offender(path, "modified"))
+    _check_expected(target.root, expected, cache, testimony)
+    testimony.offenders += [
+        Offender(path, "unexpected", "a backup of no applied patch")
+        for path in _files(target)
+        if BACKUP.search(path) and path not in expected
+    ]
+    return testimony
+
+
+# git -----------------------------------------------------------------------------------------------
+
+
+def _git(root: str, *arguments: str) -> bytes:
+    # A pre-commit hook runs with GIT_DIR and GIT_INDEX_FILE of *its* repository.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env["GIT_OPTIONAL_LOCKS"] = "0"
+    try:
+        done = subprocess.run(
+            ["git", "-C", root, *arguments], capture_output=True, check=False, env=env, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise GitFailedError(root, "git is not installed") from None
+    if done.returncode:
+        raise GitFailedError(root, done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:][0])
+    return done.stdout
+
+
+def _git_top(root: str) -> str | None:
+    folder = root
+    while True:
+        if os.path.exists(os.path.join(folder, ".git")):
+            return folder
+        if folder == os.path.dirname(folder):
+            return None
+        folder = os.path.dirname(folder)
+
+
+def _git_tracks(target: Target, top: str) -> bool:
+    """Whether the repository around the root has the package in it: a venv inside some checkout is not its."""
+    del top
+    try:
+        return bool(_git(target.root, "ls-tree", "-z", "HEAD", "--", *(f"./{name}" for name in target.packages)))
+    except GitFailedError:
+        return False
+
+
+def _by_git(target: Target, expected: dict[str, str | None], cache: StatCache) -> Testimony:
+    testimony = Testimony(GIT)
+    names = [f"./{name}" for name in target.packages]
+    tracked = _git(target.root, "ls-tree", "-r", "-z", "--name-only", "HEAD", "--", *names).split(b"\0")[:-1]
+    testimony.checked = len(tracked)
+    changed = _git(target.root, "-c", "core.fileMode=false", "diff", "--name-status", "--no-renames", "--no-ext-diff",
+                   "--relative", "-z", "HEAD", "--", *names).split(b"\0")[:-1]  # fmt: skip
+    kinds = {b"D": "missing", b"A": "unexpected"}
+    for status, name in zip(changed[::2], changed[1::2], strict=True):
+        path = os.fsdecode(name)
+        if path not in expected:
+            testimony.offenders.append(Offender(path, kinds.get(status, "modified")))
+    hidden = _git(target.root, "ls-files", "-v", "-z", "--", *names).split(b"\0")[:-1]
+    for line in hidden:
+        # "assume unchanged" (lower case) and "skip worktree" (S) files are invisible to git diff.
+        if line[:1].islower() or line[:1] == b"S":
+            path = os.fsdecode(line[2:])
+            testimony.offenders.append(Offender(path, "unreadable", "git is told not to look at it"))
+    strangers = _git(target.root, "ls-files", "--others", "-z", "--", *names).split(b"\0")[:-1]
+    known = {os.fsdecode(name) for name in tracked} | _present(expected)
+    for name in strangers:
+        path = os.fsdecode(name)
+        if path in expected or _is_bytecode_of(path, known):
+            continue
+        if _is_ignored_build(target.root, path):
+            continue
+        testimony.offenders.append(Offender(path, "unexpected"))
+    _check_expected(target.root, expected, cache, testimony)
+    return testimony
+
+
+def _is_ignored_build(root: str, path: str) -> bool:
+    """A file that the checkout's own rules ignore (built extensions, generated versions), but never a backup."""
+    if BACKUP.search(path) or path.startswith(FOLDER):
+        return False
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(
+        ["git", "-C", root, "check-ignore", "-q", "--", path], check=False, env=env, stdin=subprocess.DEVNULL
+    )
+    return done.returncode == 0
+
+
+def pinned_digests(manifests: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """Path -> the pristine digests that manifests pin."""
+    found: dict[str, set[str]] = {}
+    for path, sha256 in manifests:
+        found.setdefault(path, set()).add(sha256)
+    return found
