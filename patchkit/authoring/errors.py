@@ -135,20 +135,8 @@ class BadNameError(PatchkitError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name!r} is no name for a patch", hint="letters, digits, '.', '_' and '-', a letter or digit first"
-        )
-
-
-class NoVariantHereError(PatchkitError):
-    """The patch has no diff for the installed release."""
-
-    code = "no-variant"
-    exit_code = REFUSED
-
-    def __init__(self, patch: str, label: str, releases: Sequence[str]) -> None:
-        known = f"; it has {', '.join(releases)}" if releases else ""
-        super().__init__(
-            f"patch '{patch}' has no variant for {label}{known}", hint=f"'patchkit port {patch}' makes one"
+            f"{name!r} is no name for a patch",
+            hint="letters, digits, '.', '_' and '-', a letter or digit first",
         )
 
 
@@ -168,7 +156,9 @@ class NothingChangedError(PatchkitError):
 
     def __init__(self, patch: str, scratch: str) -> None:
         super().__init__(
-            f"nothing is changed in the scratch copy of '{patch}'", path=scratch, hint=f"edit the files in {scratch}"
+            f"nothing is changed in the scratch copy of '{patch}'",
+            path=scratch,
+            hint=f"edit the files in {scratch}",
         )
 
 
@@ -187,7 +177,9 @@ class NoDiffsError(PatchkitError):
     exit_code = USAGE
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}", path=path, hint="name a diff, or a folder of .patch or .diff files")
+        super().__init__(
+            f"{path}: {reason}", path=path, hint="name a diff, or a folder of .patch or .diff files"
+        )
 
 
 class SeriesError(PatchkitError):

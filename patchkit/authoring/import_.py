@@ -71,9 +71,9 @@ def import_(
     manifest = store.build_manifest(
         base, written, patch_bytes, patch=name, distribution=distribution, releases=[base.release]
     )
-    stem = store.variant_stem(folder, distribution, base.release, base.on)
+    stem = store.variant_stem(folder, distribution, base.release, manifest.on)
     store.check_free(stem, patch_bytes)
-    changed = store.write_toml(folder, name, distribution, base.on)
+    changed = store.write_toml(folder, name, distribution, manifest.on)
     changed = store.write_variant(stem, patch_bytes, manifest) or changed
     return Imported(name, stem, manifest, placed[0].placement, left_out, tuple(moved), changed)
 
@@ -81,7 +81,9 @@ def import_(
 def _read(source: str) -> list[tuple[str, bytes]]:
     paths = [source]
     if os.path.isdir(source):
-        paths = [os.path.join(source, name) for name in sorted(os.listdir(source)) if name.endswith(_SUFFIXES)]
+        paths = [
+            os.path.join(source, name) for name in sorted(os.listdir(source)) if name.endswith(_SUFFIXES)
+        ]
         if not paths:
             raise NoDiffsError(source, "holds no .patch or .diff file")
     elif not os.path.exists(source):
@@ -98,7 +100,9 @@ def _origin(sources: Sequence[tuple[str, bytes]], placed: Sequence[Placed]) -> b
     lines = []
     for (path, data), one in zip(sources, placed, strict=True):
         shown = names.show(os.path.basename(path))
-        lines.append(f"Imported from {shown} ({one.placement.label}), sha256 {hashlib.sha256(data).hexdigest()}")
+        lines.append(
+            f"Imported from {shown} ({one.placement.label}), sha256 {hashlib.sha256(data).hexdigest()}"
+        )
         lines += [f"Left out: {names.show(path)}" for path in one.outside]
     return "".join(line + "\n" for line in lines).encode() + b"\n"
 
@@ -110,7 +114,7 @@ def _join(placed: Sequence[Placed], base: Base, *, move: bool) -> tuple[Diff, li
     for one in placed:
         part = one.diff
         if move:
-            part, changes = rebase(part, layers)  # type: ignore[arg-type]
+            part, changes = rebase(part, layers.read)
             moved += changes
         try:
             layers.add(part)
@@ -125,7 +129,7 @@ def _join(placed: Sequence[Placed], base: Base, *, move: bool) -> tuple[Diff, li
 def _explain_move(part: Diff, layers: _Layers) -> None:
     """If the hunks only stand elsewhere, say that (and how to accept it) instead of the mismatch."""
     try:
-        part, changes = rebase(part, layers)  # type: ignore[arg-type]
+        part, changes = rebase(part, layers.read)
         diff.apply(part, layers.read)
     except DiffError:
         return

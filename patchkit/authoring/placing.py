@@ -9,9 +9,11 @@ from patchkit import diff
 from patchkit.authoring.errors import StripLevelError
 from patchkit.diff.errors import DiffError, MalformedDiffError, MismatchError, UnsafePathError
 from patchkit.diff.hunks import in_order
-from patchkit.diff.model import Diff, FileDiff, Hunk
+from patchkit.diff.model import Content, Diff, FileDiff, Hunk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from patchkit.authoring.base import Base
 
 _DEEPEST = 8  # strip levels that are tried
@@ -143,15 +145,16 @@ def _applies(placed: Diff, base: Base) -> bool:
 # -- hunks ----------------------------------------------------------------------------------------
 
 
-def rebase(placed: Diff, base: Base) -> tuple[Diff, list[Moved]]:
+def rebase(placed: Diff, read: Callable[[str], Content | None]) -> tuple[Diff, list[Moved]]:
     """The diff with each hunk at the line where its old lines stand, unchanged and exactly once, and what
     moved. A hunk that fits where it is stays. Raises ``MismatchError`` where that is not possible.
     """
-    files, moved = [], []
+    files: list[FileDiff] = []
+    moved: list[Moved] = []
     for number, file in enumerate(placed.files):
         if file.hunks and file.change in ("modify", "rename"):
-            before = diff.apply(Diff(placed.name, tuple(files)), base.read) if number else {}
-            content = before[file.old_path] if file.old_path in before else base.read(file.old_path)
+            before = diff.apply(Diff(placed.name, tuple(files)), read) if number else {}
+            content = before[file.old_path] if file.old_path in before else read(file.old_path)
             if content is not None:
                 file, changed = _rebased(placed, file, content.data)  # noqa: PLW2901
                 moved += changed
@@ -186,7 +189,9 @@ def _rebased(placed: Diff, file: FileDiff, data: bytes) -> tuple[FileDiff, list[
         end = hunk.old_index + hunk.old_count
         places[hunk.line] = replace(hunk, new_start=hunk.old_index + delta + bool(hunk.new_count))
         delta += hunk.new_count - hunk.old_count
-    return replace(file, hunks=tuple(places[hunk.line] for hunk in file.hunks), old_id=None, new_id=None), moved
+    return replace(
+        file, hunks=tuple(places[hunk.line] for hunk in file.hunks), old_id=None, new_id=None
+    ), moved
 
 
 def _find(placed: Diff, file: FileDiff, hunk: Hunk, lines: list[bytes]) -> int:

@@ -77,7 +77,9 @@ def distribution_of(catalog: Catalog, name: str, asked: str | None) -> str:
             raise NoDistributionError(name)
         return asked
     if asked is not None and _canonical(asked) != _canonical(patch.distribution):
-        raise OtherDistributionError(name, patch.distribution, asked, os.path.join(patch.folder, "patch.toml"))
+        raise OtherDistributionError(
+            name, patch.distribution, asked, os.path.join(patch.folder, "patch.toml")
+        )
     return patch.distribution
 
 
@@ -116,13 +118,14 @@ def check_free(stem: str, patch_bytes: bytes) -> None:
 def build_manifest(
     base: Base, made: Diff, patch_bytes: bytes, *, patch: str, distribution: str, releases: Sequence[str]
 ) -> Manifest:
+    paths = {path for file in made.files for path in (file.path, file.old_path)}
     return Manifest.build(
         made,
         base.read,
         patch=patch,
         distribution=distribution,
         releases=releases,
-        on=base.on,
+        on=base.below(paths),
         diff_bytes=patch_bytes,
     )
 
