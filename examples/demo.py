@@ -48,7 +48,9 @@ class Demo:
         output = (done.stdout + done.stderr).rstrip()
         print("\n".join(f"     {line[:220]}" for line in output.splitlines()), flush=True)
         if done.returncode != expect:
-            raise StepFailedError(f"'patchkit {' '.join(arguments)}' ended with {done.returncode}, not {expect}")
+            raise StepFailedError(
+                f"'patchkit {' '.join(arguments)}' ended with {done.returncode}, not {expect}"
+            )
         print(f"     (exit {done.returncode}, as it should be)", flush=True)
         return output
 
@@ -61,7 +63,9 @@ def require(condition: bool, otherwise: str) -> None:
 def main() -> int:
     started = time.monotonic()
     print(f"patchkit demo: hsdump on the real SGLang {RELEASE}, on this machine's CPU")
-    print("   building the engine's environment if it is not there (1.4 GB, one to two minutes) …", flush=True)
+    print(
+        "   building the engine's environment if it is not there (1.4 GB, one to two minutes) …", flush=True
+    )
     python = venv.ensure(RELEASE)
     model = tiny_model.ensure(python, venv.cache_root())
     print(f"   engine {python}\n   model  {model}")
@@ -112,7 +116,9 @@ def run(demo: Demo, python: Path, model: Path, work: Path) -> None:
         demo.title("Nothing may change while the server runs")
         refused = demo.patchkit("restore", expect=3)
         require("deepseek_v2" in refused or "loaded" in refused, "the refusal gives no evidence")
-        demo.patchkit("apply", "hsdump", expect=0)  # it is applied already: a no-op, which needs no permission
+        demo.patchkit(
+            "apply", "hsdump", expect=0
+        )  # it is applied already: a no-op, which needs no permission
         print("   stopping the server …", flush=True)
 
     demo.title("Restore, and prove it")
@@ -148,7 +154,7 @@ def importer(python: Path, module: str) -> Iterator[int]:
 
 
 def wait_for(folder: Path, lengths: set[int], seconds: float = 30.0) -> list[dict[str, Any]]:
-    """The records of prompts of these ``lengths`` (tokens): a writer thread finishes them after the answer."""
+    """The records of prompts of these ``lengths`` (tokens); writers finish them after the answer."""
     deadline = time.monotonic() + seconds
     while True:
         paths = sorted(folder.glob("*.json"))
