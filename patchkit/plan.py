@@ -26,7 +26,7 @@ from patchkit.state import (
     backup_name,
 )
 from patchkit.transaction import Link, MakeFolder, Operation, Put, Remove, RemoveFolder
-from patchkit.tree import Fingerprint, Meta, Tree, fingerprint
+from patchkit.tree import Fingerprint, Meta, NotAFileError, Tree, fingerprint
 
 if TYPE_CHECKING:
     from patchkit.catalog import Catalog, Patch, Variant
@@ -149,7 +149,7 @@ class Plan:
         return None if data is None else Content(data, stat.S_IMODE(os.stat(absolute).st_mode))
 
     def _meta(self, path: str, mode: int) -> Meta:
-        """The metadata that a new file at ``path`` takes over: of the file there, else of its folder's owner."""
+        """The metadata that a new file at ``path`` takes: of the file there, else of the root's owner."""
         entry = self.entries.get(path)
         if isinstance(entry, File):
             return replace(entry.meta, mode=mode, mtime_ns=self.mtime_ns)
@@ -248,7 +248,7 @@ class Plan:
         )
         self.entries[applied.diff_path] = File(data, self._meta(applied.diff_path, 0o644))
         self.state = self.state.push(applied)
-        names = {backup for backup in backups}
+        names = set(backups)
         self.state = replace(
             self.state, kept=tuple(kept for kept in self.state.kept if kept.path not in names)
         )
@@ -292,7 +292,7 @@ class Plan:
         return changed
 
     def _pristine_behind(self, patch: str, parsed: diff.Diff, files: tuple[FilePin, ...]) -> selection.Reader:
-        """The pristine bytes of a tree patched by hand: from backups with the right digest, else by reversing."""
+        """The pristine bytes of a tree patched by hand: backups of the right digest, else reversed."""
         reversed_: dict[str, Content | None] | None = None
         found: dict[str, Content | None] = {}
         for pin in files:
@@ -376,7 +376,7 @@ class Plan:
         return None
 
     def _pristine(self, applied: Applied, pin: FilePin, backup: str, *, patched: bool) -> Entry:
-        """The entry from before the patch: from its backup, else from the reversed diff, always digest-checked."""
+        """The entry from before the patch: its backup, else the reversed diff; always digest-checked."""
         assert pin.before is not None  # noqa: S101 (the caller checked; for the type checker)
         path = pin.source or pin.path
         original = applied.originals.get(path)
@@ -460,6 +460,8 @@ class Plan:
     def _operation(self, path: str, entry: Entry) -> Operation | None:
         absolute = self.tree.path(path)
         now = self.seen[path] if path in self.seen else fingerprint(absolute)
+        if entry is not None and now is not None and now.kind in ("dir", "other"):
+            raise NotAFileError(path, "a folder" if now.kind == "dir" else "a device, pipe or socket")
         if entry is None:
             return None if now is None else Remove(path)
         if isinstance(entry, Symlink):

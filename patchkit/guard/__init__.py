@@ -1,0 +1,8 @@
+"""The guard: which processes have loaded a file that is about to change?"""
+
+from __future__ import annotations
+
+from patchkit.guard.findings import Findings, Gpu, Holder, Verdict
+from patchkit.guard.inspection import inspect
+
+__all__ = ["Findings", "Gpu", "Holder", "Verdict", "inspect"]

@@ -1,0 +1,188 @@
+"""Which processes hold an accelerator: vendors' lists and open device nodes.
+
+A list says who uses a GPU; it never proves that nobody does. In a container it may be empty, or hold
+numbers of another PID namespace; monitoring agents hold nodes and compute nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import os
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from patchkit.guard.findings import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# NVIDIA; AMD; anything with a DRM render node; the kernel's accel class; Ascend; Neuron; Gaudi.
+NODES = (
+    "/dev/nvidia*",
+    "/dev/kfd",
+    "/dev/dri/renderD*",
+    "/dev/accel*",
+    "/dev/davinci*",
+    "/dev/neuron*",
+    "/dev/hl[0-9]*",
+)
+NODES_VARIABLE = "PATCHKIT_DEVICE_NODES"  # more patterns, with ':' between them
+KFD = "/sys/class/kfd/kfd/proc"
+# An idle driver keeps some memory of its own; a CUDA context alone takes about this much.
+_IDLE_MEMORY = 256 << 20
+
+
+@dataclass
+class Listed:
+    """What the vendors' lists say: the GPUs of each pid (numbered as the list numbers them)."""
+
+    by_pid: dict[int, list[Gpu]] = field(default_factory=dict)
+    # GPUs with much memory in use and nobody in their list.
+    unexplained: list[Gpu] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, pid: int, gpu: Gpu) -> None:
+        self.by_pid.setdefault(pid, []).append(gpu)
+
+
+def patterns() -> tuple[str, ...]:
+    """Shell patterns of the device nodes that count as accelerators."""
+    more = os.environ.get(NODES_VARIABLE, "")
+    return NODES + tuple(item for item in more.split(":") if item)
+
+
+def any_present(nodes: Iterable[str]) -> bool:
+    """Whether this machine has such a node at all."""
+    return any(True for pattern in nodes for _ in glob.iglob(pattern))
+
+
+class NodeMatcher:
+    """Picks accelerators' device nodes out of paths."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._match = re.compile("|".join(fnmatch.translate(os.path.normpath(node)) for node in nodes)).match
+
+    def gpus(self, paths: Iterable[str]) -> tuple[Gpu, ...]:
+        """One entry a node. Control nodes (``/dev/nvidiactl``) are named only when nothing else is."""
+        held = sorted({path for path in paths if path.startswith("/") and self._match(path)})
+        numbered = [path for path in held if path[-1].isdigit() and "caps" not in path]
+        return tuple(Gpu(path, "node") for path in numbered or held)
+
+
+def listed(kfd: str = KFD) -> Listed:
+    """Ask NVML and the AMD driver. Needs no GPU library where there is no GPU."""
+    result = Listed()
+    if os.path.exists("/dev/nvidiactl") or os.path.isdir("/proc/driver/nvidia"):
+        _ask_nvml(result)
+    _ask_kfd(result, kfd)
+    return result
+
+
+def _ask_nvml(result: Listed) -> None:
+    try:
+        import pynvml
+    except ImportError:
+        result.notes.append("NVIDIA's list was not read (no nvidia-ml-py): open device nodes were, instead")
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        result.notes.append(f"NVIDIA's list was not read ({error}): open device nodes were, instead")
+        return
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):
+                _ask_device(pynvml, index, result)
+    except pynvml.NVMLError as error:
+        result.notes.append(f"NVIDIA's list could not be read to its end: {error}")
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _ask_device(pynvml: Any, index: int, result: Listed) -> None:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    seen = False
+    instances = list(_mig_instances(pynvml, handle))
+    for place, name, identity in [(handle, f"GPU {index}", uuid)] + [
+        (instance, f"GPU {index} MIG {number}", _text(pynvml.nvmlDeviceGetUUID(instance)))
+        for number, instance in instances
+    ]:
+        for kind, ask in (
+            ("compute", "nvmlDeviceGetComputeRunningProcesses"),
+            ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+            ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
+        ):
+            try:
+                entries = getattr(pynvml, ask)(place)
+            except (AttributeError, pynvml.NVMLError):
+                continue  # not supported by this driver, or not for this kind of device
+            for entry in entries:
+                seen = True
+                _merge(result, entry.pid, Gpu(name, kind, identity, entry.usedGpuMemory or None))
+    if not seen:
+        used = _memory_used(pynvml, handle)
+        if used > _IDLE_MEMORY:
+            result.unexplained.append(Gpu(f"GPU {index}", "compute", uuid, used))
+
+
+def _merge(result: Listed, pid: int, gpu: Gpu) -> None:
+    """A process may be in several lists of one GPU; the first entry that knows its memory stays."""
+    known = result.by_pid.setdefault(pid, [])
+    for position, other in enumerate(known):
+        if other.uuid == gpu.uuid:
+            if other.memory is None:
+                known[position] = gpu
+            return
+    known.append(gpu)
+
+
+def _mig_instances(pynvml: Any, handle: Any) -> Iterator[tuple[int, Any]]:
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+        if not current:
+            return
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:
+        return
+    for number in range(count):
+        with contextlib.suppress(pynvml.NVMLError):
+            yield number, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+
+def _memory_used(pynvml: Any, handle: Any) -> int:
+    """Bytes in use without what the driver reserves for itself."""
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
+    except (AttributeError, TypeError, pynvml.NVMLError):
+        return 0
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+def _ask_kfd(result: Listed, folder: str) -> None:
+    """AMD: one folder a process, with a ``vram_<gpu>`` file for each GPU.
+
+    A process that merely opened ``/dev/kfd`` once is there too, with nothing in use.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(f"{folder}/{name}"):
+                if entry.startswith("vram_"):
+                    with open(f"{folder}/{name}/{entry}", encoding="ascii") as file:
+                        used = int(file.read().strip() or 0)
+                    if used:
+                        gpu = entry.removeprefix("vram_")
+                        result.add(int(name), Gpu(f"AMD GPU {gpu}", "compute", None, used))

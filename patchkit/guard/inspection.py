@@ -1,0 +1,395 @@
+"""Ask every process of the machine whether it has loaded a file that is about to change.
+
+Who blocks: a process that has loaded one of the files; one of which that cannot be told, if it belongs
+to the environment or may; and one of the environment that holds a GPU and has not loaded the file yet,
+since it may at any moment. Others of the environment do not block: whatever they import later, they
+import from a tree that is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from patchkit.guard import accelerators, procfs
+from patchkit.guard.cpython import Interpreter, Snapshot, TornError
+from patchkit.guard.environment import Environment
+from patchkit.guard.findings import Findings, Gpu, Holder, Verdict
+from patchkit.guard.interpreters import Finder
+from patchkit.guard.layout import UnsupportedInterpreterError
+from patchkit.guard.memory import ProcessMemory, UnreadableError
+from patchkit.guard.places import Tree, View, Views
+from patchkit.guard.scan import Scan, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DEVICE = re.compile(rb"\s(/dev/\S+)$", re.MULTILINE)
+_TRIES = 3  # a process that execs or starts while it is read gives nonsense once
+_PAUSE = 0.01  # seconds
+
+
+def inspect(
+    root: str,
+    files: Iterable[str],
+    *,
+    prefix: str | None = None,
+    thorough: bool = False,
+    stop_to_read: bool = False,
+    exclude: Iterable[int] = (),
+) -> Findings:
+    """Find the processes that have loaded one of ``files``, or that may have.
+
+    ``root`` is the folder that holds the import package; ``files`` are POSIX paths relative to it, also
+    of files that do not exist (yet, or any more). ``prefix`` is the ``sys.prefix`` of the environment,
+    where known. ``thorough`` searches large mappings too; ``stop_to_read`` lets a process that changes
+    too fast be stopped (SIGSTOP) for a moment. Processes in ``exclude`` are left out.
+    """
+    return Inspection(Tree(root, files, prefix), thorough, stop_to_read).run(set(exclude))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What was found out about one process. ``relevant``: it is of the environment, or may be."""
+
+    verdict: Verdict
+    evidence: str
+    relevant: bool
+    files: tuple[str, ...] = ()
+    hint: str | None = None
+
+
+class Inspection:
+    """One look at all processes."""
+
+    def __init__(self, tree: Tree, thorough: bool = False, stop_to_read: bool = False) -> None:
+        self.tree = tree
+        self.thorough = thorough
+        self.stop_to_read = stop_to_read
+        self.environment = Environment(tree)
+        self.finder = Finder()
+        self.views = Views()
+        self.notes: list[str] = []
+        nodes = accelerators.patterns()
+        self._nodes = accelerators.NodeMatcher(nodes)
+        self._listed = accelerators.listed()
+        self._has_nodes = accelerators.any_present(nodes)
+        self._compiled = [name for name in tree.files if not name.endswith(".py")]
+        self._unseen = 0
+
+    def run(self, exclude: set[int]) -> Findings:
+        own = os.getpid()
+        above = procfs.ancestors(own)
+        holders = []
+        if own not in exclude and self.tree.files:
+            holders.append(self._self())
+        if self.tree.files:
+            holders.extend(
+                self._holder(pid, ancestor=pid in above)
+                for pid in procfs.pids()
+                if pid != own and pid not in exclude
+            )
+        holders.extend(self._strangers(exclude))
+        found = [holder for holder in holders if holder is not None]
+        found.sort(key=lambda holder: (not holder.blocks, holder.verdict is not Verdict.LOADED, holder.pid))
+        return Findings(tuple(found), (*self._notes(), *self._listed.notes))
+
+    def _notes(self) -> list[str]:
+        notes = list(self.notes)
+        if self._unseen:
+            notes.append(
+                f"{self._unseen} processes of other users could not be read; by their command lines "
+                "they are not of this environment"
+            )
+        if procfs.hides_others():
+            notes.append("this /proc hides other users' processes (hidepid): they were not looked at")
+        elif not procfs.in_initial_pid_namespace():
+            notes.append("processes outside this PID namespace (container) cannot be seen from here")
+        return notes
+
+    # -- one process ---------------------------------------------------------------------------------
+
+    def _holder(self, pid: int, *, ancestor: bool) -> Holder | None:
+        try:
+            maps = procfs.maps(pid)
+        except PermissionError:
+            maps = None
+        except OSError:
+            return None
+        if maps is None:
+            answer = None if ancestor else self._stranger(pid)
+        elif maps:
+            answer = self._look(pid, maps)
+        else:
+            return None  # a kernel thread, or one that has ended
+        if answer is None:
+            return None
+        gpus = self._gpus(pid, maps or b"")
+        blocks = answer.verdict is Verdict.LOADED or (
+            answer.relevant and not ancestor and (answer.verdict is Verdict.CANNOT_TELL or bool(gpus))
+        )
+        if ancestor and answer.verdict is not Verdict.LOADED:
+            return None
+        if not (blocks or answer.relevant or gpus):
+            return None
+        evidence = answer.evidence
+        if blocks and answer.verdict is Verdict.NOT_LOADED:
+            evidence += "; but it holds a GPU and may load it at any moment"
+        return self._describe(pid, replace(answer, evidence=evidence), gpus, blocks)
+
+    def _describe(self, pid: int, answer: _Answer, gpus: tuple[Gpu, ...], blocks: bool) -> Holder | None:
+        known = procfs.stat(pid)
+        users = procfs.uids(pid)
+        if known is None or users is None or known.ended:
+            return None
+        return Holder(
+            pid=pid,
+            user=procfs.user_name(users[0]),
+            command=procfs.title(procfs.arguments(pid), known.command),
+            started=known.started,
+            verdict=answer.verdict,
+            evidence=answer.evidence,
+            files=answer.files,
+            gpus=gpus,
+            blocks=blocks,
+            hint=answer.hint,
+        )
+
+    def _gpus(self, pid: int, maps: bytes) -> tuple[Gpu, ...]:
+        in_lists = tuple(self._listed.by_pid.get(pid, ()))
+        if not self._has_nodes:
+            return in_lists
+        paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
+        return in_lists or self._nodes.gpus(paths)
+
+    def _look(self, pid: int, maps: bytes) -> _Answer | None:
+        """A process whose maps may be read."""
+        mapped = self._mapped(pid, maps)
+        if mapped is not None:
+            return mapped
+        trouble: str | None = None
+        hint: str | None = None
+        for attempt in range(_TRIES):
+            memory = ProcessMemory(pid)
+            try:
+                symbols = self.finder.find(memory, maps)
+                if symbols is None:
+                    trouble = None
+                    break
+                return self._read(pid, memory, symbols, maps)
+            except PermissionError:
+                trouble, hint = "its memory may not be read", permission_hint()
+                break
+            except UnsupportedInterpreterError as error:
+                trouble = f"it runs {error}"
+                break
+            except (TornError, UnreadableError, OverflowError) as error:
+                trouble = f"it could not be read ({error})"
+            except OSError:
+                return None  # gone
+            if attempt + 1 < _TRIES:
+                time.sleep(_PAUSE)
+                try:
+                    maps = procfs.maps(pid)
+                except OSError:
+                    return None
+                if not maps:
+                    return None
+        reason = self.environment.by_outside(pid, self.views.of(pid), maps)
+        if reason is None:
+            return None
+        if trouble is None:
+            if b"pypy" not in maps and b"graalpy" not in maps and b"python" not in maps:
+                # Not Python at all: an editor that was started from the environment, say.
+                return None
+            trouble = "its interpreter is not a CPython that can be read"
+        return _Answer(Verdict.CANNOT_TELL, f"{trouble}, and {reason}", True, hint=hint)
+
+    def _mapped(self, pid: int, maps: bytes) -> _Answer | None:
+        """Files that are mapped, not imported as source: extension modules and libraries."""
+        if not any(os.fsencode(os.path.basename(name)) in maps for name in self._compiled):
+            return None
+        view = self.views.of(pid)
+        hits = {self.tree.match(view, path): path for path in procfs.mapped_paths(maps)}
+        files = tuple(name for name in self.tree.files if name in hits)
+        if not files:
+            return None
+        return _Answer(Verdict.LOADED, f"it maps {hits[files[0]]}", True, files)
+
+    def _read(self, pid: int, memory: ProcessMemory, symbols: dict[str, int], maps: bytes) -> _Answer | None:
+        """A CPython whose memory may be read."""
+        interpreter = Interpreter(memory, symbols)
+        snapshot = interpreter.snapshot()
+        view = self.views.of(pid)
+        hits, unsure = self._matches(pid, view, snapshot)
+        if not hits and not snapshot.complete and self.stop_to_read:
+            with procfs.stopped(pid):
+                snapshot = interpreter.snapshot()
+            hits, unsure = self._matches(pid, view, snapshot)
+        what = (
+            f"CPython {snapshot.version}, {snapshot.modules} modules read" if snapshot.version else "CPython"
+        )
+        if hits:
+            files = tuple(name for name in self.tree.files if name in hits)
+            return _Answer(Verdict.LOADED, f"sys.modules has {hits[files[0]]} ({what})", True, files)
+        reason = self.environment.by_interpreter(view, snapshot)
+        if unsure:
+            return _Answer(
+                Verdict.CANNOT_TELL,
+                f"sys.modules has {unsure}, relative to a folder that is no longer known ({what})",
+                True,
+            )
+        if reason is None and not self._listed.by_pid.get(pid) and not self._has_nodes:
+            return None
+        if reason is None:
+            return _Answer(
+                Verdict.NOT_LOADED, f"sys.modules has none of the files ({what}); another environment", False
+            )
+        return self._second_witness(pid, interpreter, snapshot, maps, f"{what}; {reason}")
+
+    def _second_witness(
+        self, pid: int, interpreter: Interpreter, snapshot: Snapshot, maps: bytes, what: str
+    ) -> _Answer:
+        """Code that ``sys.modules`` does not show any more."""
+        found: Scan = scan(pid, interpreter, maps, self.tree.files, thorough=self.thorough)
+        view = self.views.of(pid)
+        hits = self._match_all(pid, view, found.paths)[0]
+        files = tuple(name for name in self.tree.files if name in hits)
+        if files:
+            path = hits[files[0]]
+            return _Answer(
+                Verdict.LOADED,
+                f"code of {path} is alive, though sys.modules does not show it ({what})",
+                True,
+                files,
+            )
+        if not snapshot.complete:
+            return _Answer(
+                Verdict.CANNOT_TELL,
+                f"its sys.modules changes faster than it can be read ({what})",
+                True,
+                hint="--stop-to-read stops the process for a moment",
+            )
+        return _Answer(
+            Verdict.NOT_LOADED,
+            f"neither sys.modules nor code in memory has it ({what}){found.omission}",
+            True,
+        )
+
+    def _matches(self, pid: int, view: View, snapshot: Snapshot) -> tuple[dict[str, str], str | None]:
+        return self._match_all(pid, view, snapshot.paths)
+
+    def _match_all(self, pid: int, view: View, paths: Iterable[str]) -> tuple[dict[str, str], str | None]:
+        """Asked files among ``paths``, and a relative path that may be one."""
+        hits: dict[str, str] = {}
+        unsure: str | None = None
+        folder: str | None = None
+        for path in paths:
+            absolute = path
+            if not path.startswith("/"):
+                if folder is None:
+                    try:
+                        folder = os.readlink(f"/proc/{pid}/cwd")
+                    except OSError:
+                        folder = "/"
+                absolute = os.path.normpath(os.path.join(folder, path))
+            name = self.tree.match(view, absolute)
+            if name is not None:
+                if name not in hits or path.endswith(".py"):  # rather __file__ than __cached__
+                    hits[name] = path
+            elif absolute is not path and self.tree.ends_like(path) and not view.exists(absolute):
+                unsure = path
+        return hits, unsure
+
+    # -- processes that cannot be looked into ----------------------------------------------------------
+
+    def _stranger(self, pid: int) -> _Answer | None:
+        known = procfs.stat(pid)
+        users = procfs.uids(pid)
+        if known is None or users is None or known.ended or known.kernel:
+            return None
+        listed = self._listed.by_pid.get(pid, ())
+        reason = self.environment.by_stranger(
+            procfs.arguments(pid),
+            known.command,
+            users[0],
+            on_gpu=any(gpu.kind != "graphics" for gpu in listed),
+        )
+        if reason is None:
+            self._unseen += 1
+            return None
+        return _Answer(
+            Verdict.CANNOT_TELL,
+            f"no permission to read process {pid} of {procfs.user_name(users[0])}, and {reason}",
+            True,
+            hint=f"run as root or as {procfs.user_name(users[0])} to make it visible",
+        )
+
+    def _strangers(self, exclude: set[int]) -> list[Holder]:
+        """GPUs in use by processes that have no number here."""
+        holders = []
+        for pid, gpus in self._listed.by_pid.items():
+            if pid in exclude or (os.path.exists(f"/proc/{pid}") and self._may_be(pid)):
+                continue
+            holders.append(self._invisible(tuple(gpus), f"its list names process {pid}, which is not here"))
+        for gpu in self._listed.unexplained:
+            if not any(self._nodes.gpus(procfs.descriptors(pid)) for pid in procfs.pids()):
+                used = f"{(gpu.memory or 0) >> 20} MiB of it are in use and no process here holds it"
+                holders.append(self._invisible((gpu,), used))
+        return holders
+
+    def _may_be(self, pid: int) -> bool:
+        """Whether process ``pid`` may be the one that a GPU's list names: the list may count elsewhere."""
+        if procfs.in_initial_pid_namespace() or not self._has_nodes:
+            return True
+        try:
+            os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            return True
+        return bool(self._nodes.gpus(procfs.descriptors(pid)))
+
+    def _invisible(self, gpus: tuple[Gpu, ...], why: str) -> Holder:
+        return Holder(
+            pid=0,
+            user="?",
+            command="?",
+            started=0.0,
+            verdict=Verdict.CANNOT_TELL,
+            evidence=f"{gpus[0].name} is used by a process that this PID namespace cannot see: {why}",
+            gpus=gpus,
+            blocks=True,
+            hint="run patchkit on the host, or in a container with --pid=host",
+        )
+
+    def _self(self) -> Holder | None:
+        """The calling process, if a program that uses patchkit as a library has loaded the file."""
+        paths = {
+            path
+            for module in list(sys.modules.values())
+            for path in (getattr(module, "__dict__", {}).get("__file__"),)
+            if isinstance(path, str)
+        }
+        hits, _ = self._match_all(os.getpid(), self.views.of(os.getpid()), paths)
+        files = tuple(name for name in self.tree.files if name in hits)
+        if not files:
+            return None
+        answer = _Answer(Verdict.LOADED, f"this process itself has imported {hits[files[0]]}", True, files)
+        return self._describe(os.getpid(), answer, (), True)
+
+
+def permission_hint() -> str:
+    """What to change so that a process of one's own may be read."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
+            scope = int(file.read())
+    except (OSError, ValueError):
+        scope = 0
+    if scope and os.geteuid():
+        return f"kernel.yama.ptrace_scope is {scope}: run as root, or start it under `patchkit run`"
+    if os.geteuid() == 0:
+        return "this container lacks CAP_SYS_PTRACE: add it, or run patchkit on the host"
+    return "run as root to make it visible"

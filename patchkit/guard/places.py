@@ -1,0 +1,221 @@
+"""Which file of the tree a path means, in the mount namespace of the process that uses it.
+
+A file is identified by its folder (device and inode) and its name, not by its own inode: uv and conda
+link one inode into many environments, and a server that still runs old code names a file whose inode
+was replaced or removed since. The file's own inode counts only where it has no second link (a file
+that is bind-mounted somewhere else).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Identity = tuple[int, int]
+# The nearest folder that exists, and what follows it (more than one name where folders are gone).
+Place = tuple[int, int, str]
+
+_CACHED = re.compile(r"^(.*/)?__pycache__/([^/]+?)\.[^./]+-[^./]+(?:\.opt-[^./]+)?\.pyc$")
+_MAX_LINKS = 40
+
+
+def source_of(path: str) -> str:
+    """The source file that a ``__pycache__`` path belongs to; other paths as they are."""
+    found = _CACHED.match(path)
+    return f"{found[1] or ''}{found[2]}.py" if found else path
+
+
+class View:
+    """The file system as one process sees it.
+
+    Absolute symbolic links below ``/proc/PID/root`` would lead the kernel back to *our* root, so they
+    are followed here, step by step. Views with the same root share their answers.
+    """
+
+    def __init__(self, base: str = "") -> None:
+        self.base = base  # "" for our own root, else /proc/PID/root
+        self._folders: dict[str, tuple[Identity | None, str]] = {}
+        self._below: dict[tuple[str, Identity], bool] = {}
+        self._places: dict[str, tuple[tuple[Place, ...], Identity | None]] = {}
+
+    def _lstat(self, path: str) -> os.stat_result | None:
+        try:
+            return os.lstat(self.base + path)
+        except (OSError, ValueError):
+            return None
+
+    def resolve(self, path: str) -> str:
+        """``path`` (absolute) without symbolic links, as far as it exists."""
+        if not self.base:
+            try:
+                return os.path.realpath(path)
+            except (OSError, ValueError):
+                return os.path.normpath(path)
+        pending = [part for part in path.split("/") if part][::-1]
+        found = ""
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part == ".":
+                continue
+            if part == "..":
+                found = found.rpartition("/")[0]
+                continue
+            step = f"{found}/{part}"
+            known = self._lstat(step)
+            if known is not None and stat.S_ISLNK(known.st_mode) and links < _MAX_LINKS:
+                links += 1
+                try:
+                    target = os.readlink(self.base + step)
+                except OSError:
+                    found = step
+                    continue
+                if target.startswith("/"):
+                    found = ""
+                pending.extend([piece for piece in target.split("/") if piece][::-1])
+                continue
+            found = step
+        return found or "/"
+
+    def folder(self, path: str) -> tuple[Identity | None, str]:
+        """Identity (None if it does not exist) and real path of the folder at ``path``."""
+        known = self._folders.get(path)
+        if known is None:
+            real = self.resolve(path)
+            status = self._lstat(real)
+            known = ((status.st_dev, status.st_ino) if status else None, real)
+            self._folders[path] = known
+        return known
+
+    def place(self, folder: str, name: str) -> Place:
+        identity, real = self.folder(folder)
+        while identity is None:
+            real, _, last = real.rpartition("/")
+            name = f"{last}/{name}"
+            identity, real = self.folder(real or "/")
+            if identity is None and real == "/":
+                return (0, 0, name)
+        return (*identity, name)
+
+    def places(self, path: str) -> tuple[tuple[Place, ...], Identity | None]:
+        """Where ``path`` (absolute) leads: itself and each link after it; and the file's own identity.
+
+        The identity is None unless it is a file with a single link.
+        """
+        known = self._places.get(path)
+        if known is not None:
+            return known
+        places: list[Place] = []
+        own: Identity | None = None
+        step = path
+        for _ in range(_MAX_LINKS):
+            folder, _, name = step.rpartition("/")
+            if name in {"", ".", ".."}:
+                break
+            places.append(self.place(folder or "/", name))
+            status = self._lstat(f"{self.folder(folder or '/')[1].rstrip('/')}/{name}")
+            if status is None:
+                break
+            if not stat.S_ISLNK(status.st_mode):
+                if status.st_nlink == 1:
+                    own = (status.st_dev, status.st_ino)
+                break
+            real = self.folder(folder or "/")[1].rstrip("/")
+            try:
+                target = os.readlink(f"{self.base}{real}/{name}")
+            except OSError:
+                break
+            step = target if target.startswith("/") else f"{real}/{target}"
+        known = (tuple(places), own)
+        self._places[path] = known
+        return known
+
+    def is_below(self, folder: str, top: Identity) -> bool:
+        """Whether ``folder`` is the folder ``top`` or lies below it."""
+        identity, real = self.folder(folder)
+        if identity == top:
+            return True
+        known = self._below.get((real, top))
+        if known is None:
+            known = real != "/" and self.is_below(real.rpartition("/")[0] or "/", top)
+            self._below[(real, top)] = known
+        return known
+
+    def exists(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        identity, real = self.folder(folder or "/")
+        return identity is not None and self._lstat(f"{real.rstrip('/')}/{name}") is not None
+
+
+class Views:
+    """One ``View`` for each root that processes have."""
+
+    def __init__(self) -> None:
+        self._own = self._key("self")
+        self._views: dict[tuple[int, Identity], View] = {}
+        if self._own is not None:
+            self._views[self._own] = View()
+
+    @staticmethod
+    def _key(process: str) -> tuple[int, Identity] | None:
+        try:
+            namespace = os.stat(f"/proc/{process}/ns/mnt").st_ino
+            root = os.stat(f"/proc/{process}/root")
+        except OSError:
+            return None
+        return namespace, (root.st_dev, root.st_ino)
+
+    def of(self, pid: int) -> View:
+        """The view of ``pid``; our own where it cannot be known."""
+        key = self._key(str(pid))
+        if key is None:
+            key = self._own
+        if key is None:
+            return View()
+        if key not in self._views:
+            self._views[key] = View(f"/proc/{pid}/root")
+        return self._views[key]
+
+
+class Tree:
+    """The files that are about to change, and the environment that they belong to."""
+
+    def __init__(self, root: str, files: Iterable[str], prefix: str | None = None) -> None:
+        own = View()
+        self.root = os.path.realpath(root)
+        self.prefix = os.path.realpath(prefix) if prefix else None
+        self.files = tuple(dict.fromkeys(files))
+        self.root_identity = own.folder(self.root)[0]
+        self.prefix_identity = own.folder(self.prefix)[0] if self.prefix else None
+        # A venv's interpreter is a link out of it; a base installation holds its own.
+        self.is_venv = bool(self.prefix) and os.path.exists(f"{self.prefix}/pyvenv.cfg")
+        self.packages = {name.partition("/")[0].removesuffix(".py") for name in self.files}
+        self._by_place: dict[Place, str] = {}
+        self._by_identity: dict[Identity, str] = {}
+        for name in self.files:
+            folder, _, base = f"{self.root}/{name}".rpartition("/")
+            self._by_place[own.place(folder, base)] = name
+            try:
+                status = os.lstat(f"{self.root}/{name}")
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                self._by_identity[(status.st_dev, status.st_ino)] = name
+
+    def match(self, view: View, path: str) -> str | None:
+        """The asked file that ``path`` (absolute, as the process names it) means, if any."""
+        places, own = view.places(source_of(path))
+        for place in places:
+            if place in self._by_place:
+                return self._by_place[place]
+        return self._by_identity.get(own) if own is not None else None
+
+    def ends_like(self, path: str) -> str | None:
+        """The asked file whose path ends with the relative ``path``, if any."""
+        tail = "/" + os.path.normpath(source_of(path)).lstrip("./")
+        return next((name for name in self.files if f"{self.root}/{name}".endswith(tail)), None)

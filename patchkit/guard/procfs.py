@@ -1,0 +1,199 @@
+"""What ``/proc`` says about one process, as far as the kernel lets us see it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import signal
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ (\S+ \d+) +(/[^\n]*)$", re.MULTILINE)
+_DELETED = b" (deleted)"
+_TITLE_WIDTH = 200
+
+
+@dataclass(frozen=True)
+class Stat:
+    """``/proc/PID/stat``: readable for everybody, unless ``/proc`` hides other users' processes."""
+
+    command: str
+    state: str
+    parent: int
+    kernel: bool
+    started: float
+
+    @property
+    def ended(self) -> bool:
+        return self.state in "ZXx"
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _slurp(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 20):
+            parts.append(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
+
+
+def stat(pid: int) -> Stat | None:
+    """None when the process is gone."""
+    try:
+        text = _slurp(f"/proc/{pid}/stat").decode("utf-8", "replace")
+    except OSError:
+        return None
+    # The name is in parentheses and may hold parentheses and spaces itself.
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    # Boot time from now, not from btime: that one is cut to whole seconds.
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Stat(
+        command=name,
+        state=fields[0],
+        parent=int(fields[1]),
+        kernel=bool(int(fields[6]) & _KERNEL_THREAD),
+        started=boot + int(fields[19]) / _TICKS,
+    )
+
+
+def uids(pid: int) -> tuple[int, int] | None:
+    """Real and effective user; None when the process is gone."""
+    try:
+        status = _slurp(f"/proc/{pid}/status")
+    except OSError:
+        return None
+    found = re.search(rb"^Uid:\s+(\d+)\s+(\d+)", status, re.MULTILINE)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+@lru_cache(maxsize=256)
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def arguments(pid: int) -> list[str]:
+    """The command line as the process shows it now; empty for one that has none, or is gone."""
+    try:
+        raw = _slurp(f"/proc/{pid}/cmdline")
+    except OSError:
+        return []
+    # setproctitle writes one text over the whole block and leaves blanks or NULs behind it.
+    parts = raw.rstrip(b"\0 ").split(b"\0")
+    return [os.fsdecode(part) for part in parts] if parts != [b""] else []
+
+
+def title(arguments: list[str], command: str) -> str:
+    """One readable line for a person."""
+    text = " ".join(arguments) or f"[{command}]"
+    text = "".join(char if char.isprintable() else "?" for char in text)
+    return text if len(text) <= _TITLE_WIDTH else text[: _TITLE_WIDTH - 1] + "…"
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment that the process was started with; empty where it may not be read."""
+    try:
+        raw = _slurp(f"/proc/{pid}/environ")
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
+
+
+def maps(pid: int) -> bytes:
+    """``/proc/PID/maps``. Raises OSError; empty for kernel threads and zombies."""
+    return _slurp(f"/proc/{pid}/maps")
+
+
+def mapped_objects(maps: bytes) -> Iterator[tuple[int, bytes, str]]:
+    """Base address, device and inode (as one key), and path of each file that is mapped from its start."""
+    for found in _MAPPED_FILE.finditer(maps):
+        path = found[3]
+        path = path.removesuffix(_DELETED)
+        yield int(found[1], 16), found[2], os.fsdecode(path)
+
+
+def mapped_paths(maps: bytes) -> set[str]:
+    """Paths of all files that are mapped, in whatever part; deleted ones too."""
+    paths = set()
+    for line in maps.splitlines():
+        at = line.find(b"/")
+        if at > 0:
+            paths.add(os.fsdecode(line[at:].removesuffix(_DELETED)))
+    return paths
+
+
+def descriptors(pid: int) -> list[str]:
+    """What the open descriptors lead to; empty where it may not be read."""
+    folder = f"/proc/{pid}/fd"
+    targets = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    for name in names:
+        with contextlib.suppress(OSError):
+            targets.append(os.readlink(f"{folder}/{name}"))
+    return targets
+
+
+def ancestors(pid: int) -> set[int]:
+    """The processes above ``pid``."""
+    found: set[int] = set()
+    known = stat(pid)
+    while known is not None and known.parent > 0 and known.parent not in found:
+        found.add(known.parent)
+        known = stat(known.parent)
+    return found
+
+
+def in_initial_pid_namespace() -> bool:
+    """Whether every process of the machine has a number here."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return True
+
+
+def hides_others() -> bool:
+    """Whether this ``/proc`` shows only the caller's own processes (``hidepid``)."""
+    return not os.path.exists("/proc/1")
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Hold the process still (SIGSTOP) for a moment; one that was stopped already stays so."""
+    before = stat(pid)
+    if before is None or before.state in "Tt":
+        yield
+        return
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(200):
+            now = stat(pid)
+            if now is None or now.state in "TtZXx":
+                break
+            time.sleep(0.0005)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
