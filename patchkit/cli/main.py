@@ -29,6 +29,7 @@ COMMANDS = {
     "show": "patchkit.cli.patches:show",
     "diff": "patchkit.cli.patches:diff",
     "import": "patchkit.cli.authoring:import_",
+    "port": "patchkit.cli.authoring:port",
     "pin": "patchkit.cli.authoring:pin",
     "new": "patchkit.cli.authoring:new",
     "refresh": "patchkit.cli.authoring:refresh",
