@@ -31,9 +31,13 @@ class StatCache:
                 data = json.loads(file.read())
         except (OSError, ValueError):
             return {}
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("files"), dict):
+        if (
+            not isinstance(data, dict)
+            or data.get("schema") != SCHEMA
+            or not isinstance(data.get("files"), dict)
+        ):
             return {}  # a cache may always be thrown away
-        return data["files"]
+        return dict(data["files"])
 
     def sha256(self, relative: str) -> str | None:
         """The digest (hex) of ``relative``, through a symlink; None if no regular file. Raises OSError."""

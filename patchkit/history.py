@@ -27,9 +27,9 @@ class Break:
 
 
 def record(action: str, patches: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """A history record without its place in the chain; ``patches`` has name and digests before and after."""
-    return {"schema": SCHEMA, "time": time.time(), "user": _user(), "host": socket.gethostname(), "action": action,
-            "patches": patches, **more}  # fmt: skip
+    """A record without its place in the chain; ``patches`` has name and digests before and after."""
+    who = {"user": _user(), "host": socket.gethostname()}
+    return {"schema": SCHEMA, "time": time.time(), **who, "action": action, "patches": patches, **more}
 
 
 def _user() -> str:

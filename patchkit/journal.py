@@ -16,7 +16,7 @@ COMMITTED = "committed"  # a crash now is finished
 
 @dataclass(frozen=True)
 class Step:
-    """One change of one path. ``verb`` is put, link, remove, mkdir or rmdir; ``number`` names its undo file."""
+    """One change of one path. ``verb``: put, link, remove, mkdir, rmdir; ``number`` names its undo file."""
 
     number: int
     verb: str

@@ -149,7 +149,7 @@ class Plan:
         return None if data is None else Content(data, stat.S_IMODE(os.stat(absolute).st_mode))
 
     def _meta(self, path: str, mode: int) -> Meta:
-        """The metadata that a new file at ``path`` takes over: of the file there, else of its folder's owner."""
+        """The metadata that a new file at ``path`` takes over: of the file there, else of the root's owner."""
         entry = self.entries.get(path)
         if isinstance(entry, File):
             return replace(entry.meta, mode=mode, mtime_ns=self.mtime_ns)
@@ -248,7 +248,7 @@ class Plan:
         )
         self.entries[applied.diff_path] = File(data, self._meta(applied.diff_path, 0o644))
         self.state = self.state.push(applied)
-        names = {backup for backup in backups}
+        names = set(backups)
         self.state = replace(
             self.state, kept=tuple(kept for kept in self.state.kept if kept.path not in names)
         )
@@ -292,7 +292,7 @@ class Plan:
         return changed
 
     def _pristine_behind(self, patch: str, parsed: diff.Diff, files: tuple[FilePin, ...]) -> selection.Reader:
-        """The pristine bytes of a tree patched by hand: from backups with the right digest, else by reversing."""
+        """The pristine bytes of a tree patched by hand: backups of the right digest, else reversed."""
         reversed_: dict[str, Content | None] | None = None
         found: dict[str, Content | None] = {}
         for pin in files:
@@ -376,7 +376,7 @@ class Plan:
         return None
 
     def _pristine(self, applied: Applied, pin: FilePin, backup: str, *, patched: bool) -> Entry:
-        """The entry from before the patch: from its backup, else from the reversed diff, always digest-checked."""
+        """The entry from before the patch: its backup, else the reversed diff; always digest-checked."""
         assert pin.before is not None  # noqa: S101 (the caller checked; for the type checker)
         path = pin.source or pin.path
         original = applied.originals.get(path)

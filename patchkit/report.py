@@ -25,6 +25,7 @@ class Result:
 
     ``data`` is the JSON form; ``lines`` the text (``quiet`` drops it, errors stay), each line optionally a
     ``(style, text)`` pair with a style of ``STYLES``; ``details`` are further lines for ``-v``.
+    ``json_errors`` are errors that the lines already say; ``raw`` are bytes for stdout instead of lines.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -32,6 +33,8 @@ class Result:
     details: Sequence[str] = ()
     exit_code: int = DONE
     errors: Sequence[PatchkitError] = ()
+    json_errors: Sequence[PatchkitError] = ()
+    raw: bytes | None = None
 
     @property
     def ok(self) -> bool:
@@ -52,8 +55,12 @@ def render(
 ) -> None:
     """Write ``result`` to stdout, and its errors to stderr (with ``--json``: into the object)."""
     if as_json:
-        _write_json(command, ok=result.ok, data=result.data, errors=result.errors)
+        _write_json(command, ok=result.ok, data=result.data, errors=[*result.errors, *result.json_errors])
         return
+    if result.raw is not None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(result.raw)
+        sys.stdout.flush()
     if not quiet:
         for line in [*result.lines, *(result.details if verbose else ())]:
             _write(line, sys.stdout, color=color)

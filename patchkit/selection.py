@@ -124,6 +124,12 @@ def _overlapping(variant: Variant, below: Sequence[Applied]) -> set[str]:
     return {applied.patch for applied in below if applied.touched() & own}
 
 
+def is_before(pin: FilePin, read: Reader) -> bool:
+    """Whether the file of ``pin`` is as before the patch."""
+    content = read(pin.source or pin.path)
+    return content is None if pin.before is None else content is not None and pin.before.matches(content)
+
+
 def _first_wrong(variant: Variant, read: Reader) -> tuple[str, str] | None:
     for pin in variant.manifest.files:
         path = pin.source or pin.path

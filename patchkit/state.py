@@ -65,7 +65,7 @@ def dump_json(data: dict[str, Any]) -> bytes:
 
 
 def prepare(root: str) -> None:
-    """Make ``.patchkit`` with its ``.gitignore``, owned as the root is (a sudo run must not lock its user out)."""
+    """Make ``.patchkit`` with its ``.gitignore``, owned as the root is: sudo must not lock its user out."""
     folder = os.path.join(root, FOLDER)
     if os.path.islink(folder):
         raise StateFileError(folder, "is a symlink")

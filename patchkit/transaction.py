@@ -240,12 +240,13 @@ def _stage(tree: Tree, steps: Sequence[Step], operations: Sequence[Operation]) -
                 os.mkdir(tree.path(step.path), 0o755)
                 own_like_root(tree.root, tree.path(step.path))
         elif isinstance(operation, Put):
-            _write_new(tree.path(step.temp or ""), operation.data, operation.meta)
+            write_new(tree.path(step.temp or ""), operation.data, operation.meta)
         elif isinstance(operation, Link):
             os.symlink(operation.target, tree.path(step.temp or ""))
 
 
-def _write_new(path: str, data: bytes, meta: Meta) -> None:
+def write_new(path: str, data: bytes, meta: Meta) -> None:
+    """Create ``path``, which must not exist, with ``data`` and ``meta``, durably."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         write_all(descriptor, data)
@@ -311,7 +312,7 @@ def _copy(source: str, destination: str) -> None:
     else:
         meta = Meta.of(source)
         with open(source, "rb") as file:
-            _write_new(temp, file.read(), meta)
+            write_new(temp, file.read(), meta)
     os.rename(temp, destination)
 
 

@@ -13,7 +13,7 @@ from patchkit.errors import REFUSED, PatchkitError
 from patchkit.state import BACKUP, FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from patchkit.target import Target
 
@@ -28,7 +28,9 @@ class GitFailedError(PatchkitError):
     exit_code = REFUSED
 
     def __init__(self, root: str, reason: str) -> None:
-        super().__init__(f"{root}: git cannot say what belongs here: {reason}", path=root, hint="run 'git status' there")
+        super().__init__(
+            f"{root}: git cannot say what belongs here: {reason}", path=root, hint="run 'git status' there"
+        )
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,14 @@ def examine(target: Target, expected: dict[str, str | None], pinned: dict[str, s
     """Compare the whole distribution with its witness.
 
     ``expected`` overrides the witness: path -> sha256, or None for "must not exist" (applied patches and
-    their backups). ``pinned`` maps paths to the pristine sha256s that any manifest for this release pins; it is
-    the witness of last resort.
+    their backups). ``pinned`` maps paths to the pristine sha256s that any manifest for this release pins, the
+    witness of last resort.
     """
     cache = StatCache(target.root)
     try:
         if target.record:
             return _by_record(target, expected, cache)
-        if (top := _git_top(target.root)) is not None and _git_tracks(target, top):
+        if _in_repository(target.root) and _git_tracks(target):
             return _by_git(target, expected, cache)
         return _by_manifests(target, expected, pinned, cache)
     finally:
@@ -84,7 +86,9 @@ def _by_record(target: Target, expected: dict[str, str | None], cache: StatCache
     strangers = [path for path in _files(target) if path not in listed and expected.get(path) is None]
     strangers = [path for path in strangers if not _is_bytecode_of(path, listed | _present(expected))]
     others = _other_records(target) if strangers else set()
-    testimony.offenders += [Offender(path, "unexpected") for path in strangers if path not in others and path not in expected]
+    testimony.offenders += [
+        Offender(path, "unexpected") for path in strangers if path not in others and path not in expected
+    ]
     return testimony
 
 
@@ -92,7 +96,9 @@ def _present(expected: dict[str, str | None]) -> set[str]:
     return {path for path, sha256 in expected.items() if sha256 is not None}
 
 
-def _check_expected(root: str, expected: dict[str, str | None], cache: StatCache, testimony: Testimony) -> None:
+def _check_expected(
+    root: str, expected: dict[str, str | None], cache: StatCache, testimony: Testimony
+) -> None:
     for path, sha256 in sorted(expected.items()):
         testimony.checked += 1
         if sha256 is not None:
@@ -196,7 +202,11 @@ def _git(root: str, *arguments: str) -> bytes:
     env["GIT_OPTIONAL_LOCKS"] = "0"
     try:
         done = subprocess.run(
-            ["git", "-C", root, *arguments], capture_output=True, check=False, env=env, stdin=subprocess.DEVNULL
+            ["git", "-C", root, *arguments],
+            capture_output=True,
+            check=False,
+            env=env,
+            stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
         raise GitFailedError(root, "git is not installed") from None
@@ -205,21 +215,21 @@ def _git(root: str, *arguments: str) -> bytes:
     return done.stdout
 
 
-def _git_top(root: str) -> str | None:
+def _in_repository(root: str) -> bool:
     folder = root
-    while True:
-        if os.path.exists(os.path.join(folder, ".git")):
-            return folder
+    while not os.path.exists(os.path.join(folder, ".git")):
         if folder == os.path.dirname(folder):
-            return None
+            return False
         folder = os.path.dirname(folder)
+    return True
 
 
-def _git_tracks(target: Target, top: str) -> bool:
-    """Whether the repository around the root has the package in it: a venv inside some checkout is not its."""
-    del top
+def _git_tracks(target: Target) -> bool:
+    """Whether the repository around the root has the package in it; it has not that of a venv inside it."""
     try:
-        return bool(_git(target.root, "ls-tree", "-z", "HEAD", "--", *(f"./{name}" for name in target.packages)))
+        return bool(
+            _git(target.root, "ls-tree", "-z", "HEAD", "--", *(f"./{name}" for name in target.packages))
+        )
     except GitFailedError:
         return False
 
@@ -229,8 +239,10 @@ def _by_git(target: Target, expected: dict[str, str | None], cache: StatCache) -
     names = [f"./{name}" for name in target.packages]
     tracked = _git(target.root, "ls-tree", "-r", "-z", "--name-only", "HEAD", "--", *names).split(b"\0")[:-1]
     testimony.checked = len(tracked)
-    changed = _git(target.root, "-c", "core.fileMode=false", "diff", "--name-status", "--no-renames", "--no-ext-diff",
-                   "--relative", "-z", "HEAD", "--", *names).split(b"\0")[:-1]  # fmt: skip
+    listing = ("--name-status", "--no-renames", "--no-ext-diff", "--relative", "-z")
+    changed = _git(target.root, "-c", "core.fileMode=false", "diff", *listing, "HEAD", "--", *names).split(
+        b"\0"
+    )[:-1]
     kinds = {b"D": "missing", b"A": "unexpected"}
     for status, name in zip(changed[::2], changed[1::2], strict=True):
         path = os.fsdecode(name)
@@ -256,7 +268,7 @@ def _by_git(target: Target, expected: dict[str, str | None], cache: StatCache) -
 
 
 def _is_ignored_build(root: str, path: str) -> bool:
-    """A file that the checkout's own rules ignore (built extensions, generated versions), but never a backup."""
+    """A file that the checkout's own rules ignore (built extensions, versions), but never a backup."""
     if BACKUP.search(path) or path.startswith(FOLDER):
         return False
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -264,11 +276,3 @@ def _is_ignored_build(root: str, path: str) -> bool:
         ["git", "-C", root, "check-ignore", "-q", "--", path], check=False, env=env, stdin=subprocess.DEVNULL
     )
     return done.returncode == 0
-
-
-def pinned_digests(manifests: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    """Path -> the pristine digests that manifests pin."""
-    found: dict[str, set[str]] = {}
-    for path, sha256 in manifests:
-        found.setdefault(path, set()).add(sha256)
-    return found

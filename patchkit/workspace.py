@@ -96,7 +96,7 @@ class Workspace:
         return sorted(names)
 
     def _packages(self, distribution: str) -> list[str]:
-        """Top-level names that the catalog's patches of ``distribution`` touch; only a plain folder needs them."""
+        """Top-level names that patches of ``distribution`` touch; only a plain folder needs them."""
         if self.root is None:
             return []
         names = set()

@@ -1,0 +1,1 @@
+"""One function a command: takes a workspace, returns a ``report.Result``, raises typed errors."""

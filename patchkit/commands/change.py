@@ -1,0 +1,298 @@
+"""apply, restore, recover: everything that writes to a tree."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from patchkit import selection, transaction
+from patchkit.commands.check import Verdict, judge
+from patchkit.errors import INTERRUPTED, NO, USAGE, PatchkitError
+from patchkit.history import History, record
+from patchkit.journal import Journal
+from patchkit.lock import tree_lock
+from patchkit.plan import Plan, fresh_mtime_ns
+from patchkit.report import Result
+from patchkit.state import RESCUED, State, prepare
+from patchkit.tree import Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from patchkit.commands.holding import Holding
+    from patchkit.manifest import FilePin
+    from patchkit.state import Applied
+    from patchkit.target import Target
+    from patchkit.transaction import Recovery
+    from patchkit.workspace import Workspace
+
+
+class OpenTransactionError(PatchkitError):
+    code = "open-transaction"
+    exit_code = INTERRUPTED
+
+    def __init__(self, root: str) -> None:
+        super().__init__(f"{root}: a transaction was interrupted", path=root, hint="run 'patchkit recover'")
+
+
+class NothingNamedError(PatchkitError):
+    code = "usage"
+    exit_code = USAGE
+
+
+def apply(workspace: Workspace, names: Sequence[str], *, holding: Holding, dry_run: bool = False) -> Result:
+    """Apply the named patches, in order, as one transaction."""
+    patches = workspace.catalog.expand(names)
+    if not patches:
+        raise NothingNamedError("name at least one patch; 'patchkit list' shows what there is")
+    target = workspace.target_of(patches)
+
+    def decide(plan: Plan) -> None:
+        for patch in patches:
+            plan.apply(patch)
+
+    return _change(workspace, target, decide, holding=holding, dry_run=dry_run)
+
+
+def restore(
+    workspace: Workspace,
+    names: Sequence[str],
+    *,
+    holding: Holding,
+    dry_run: bool = False,
+    verify: bool = False,
+    force: bool = False,
+    keep_backup: bool = False,
+) -> Result:
+    """Take the named patches off, by default all; with ``verify`` prove the whole tree afterwards."""
+    targets = _targets_to_restore(workspace, names)
+    results = []
+    for target in targets:
+
+        def decide(plan: Plan, target: Target = target) -> None:
+            plan.force, plan.keep_backup = force, keep_backup
+            for applied in _to_restore(plan, workspace, names, target):
+                plan.restore(applied)
+
+        results.append(_change(workspace, target, decide, holding=holding, dry_run=dry_run))
+    result = results[0] if len(results) == 1 else _joined(results)
+    if verify and not dry_run:
+        _verify(workspace, targets, result)
+    return result
+
+
+def recover(workspace: Workspace, *, holding: Holding) -> Result:
+    """Finish or undo what a crash left open, in every root of the environment."""
+    found: list[dict[str, Any]] = []
+    lines: list[str | tuple[str, str]] = []
+    for root in dict.fromkeys(target.root for target in workspace.targets()):
+        if Journal.load(root) is None:
+            continue
+
+        def attempt(root: str = root) -> Recovery | None:
+            with tree_lock(root):
+                return transaction.recover(root)
+
+        recovery = holding.retrying(attempt)
+        if recovery is not None:
+            found.append({"root": root, **recovery.to_json()})
+            lines.append(("good", f"{root}: {recovery.sentence()}"))
+    return Result({"recovered": found}, lines or ["nothing to recover"])
+
+
+def _targets_to_restore(workspace: Workspace, names: Sequence[str]) -> list[Target]:
+    targets = workspace.targets()
+    if not names:
+        return targets
+    applied = {
+        name: target
+        for target in targets
+        for name in names
+        if any(
+            one.patch == name and one.distribution == target.distribution
+            for one in State.load(target.root).stack
+        )
+    }
+    wanted: dict[str, Target] = {}
+    for name in names:
+        for patch in workspace.catalog.expand([name]) if name not in applied else []:
+            target = workspace.target(patch.distribution)
+            wanted[f"{target.root} {target.distribution}"] = target
+        if name in applied:
+            wanted[f"{applied[name].root} {applied[name].distribution}"] = applied[name]
+    return list(wanted.values())
+
+
+def _to_restore(plan: Plan, workspace: Workspace, names: Sequence[str], target: Target) -> list[Applied]:
+    """The applied patches meant, top first."""
+    own = [applied for applied in plan.state.stack if applied.distribution == target.distribution]
+    if not names:
+        return own[::-1]
+    wanted: set[str] = set()
+    for name in names:
+        if plan.state.find(name) is not None:
+            wanted.add(name)
+            continue
+        for patch in workspace.catalog.expand([name]):
+            if plan.state.find(patch.name) is None and not _adopt(plan, workspace, patch.name):
+                plan.notes.append(f"'{patch.name}' is not applied")
+            wanted.add(patch.name)
+    return [applied for applied in plan.state.stack[::-1] if applied.patch in wanted]
+
+
+def _adopt(plan: Plan, workspace: Workspace, name: str) -> bool:
+    """Take a patch that someone applied by hand into the stack, so that it can be taken off exactly."""
+    try:
+        variant = selection.choose(workspace.catalog[name], plan.target, plan.state.stack, plan.read)
+    except PatchkitError:
+        return False
+    if all(selection.is_before(pin, plan.read) for pin in variant.manifest.files):
+        return False
+    plan.apply(workspace.catalog[name])
+    return True
+
+
+def _change(
+    workspace: Workspace, target: Target, decide: Callable[[Plan], None], *, holding: Holding, dry_run: bool
+) -> Result:
+    def plan() -> Plan:
+        last = History(target.root).last_mtime_ns()
+        made = Plan(
+            target,
+            workspace.catalog,
+            State.load(target.root),
+            fresh_mtime_ns(last),
+            override=holding.overridden,
+        )
+        decide(made)
+        return made
+
+    if dry_run:
+        if Journal.load(target.root) is not None:
+            raise OpenTransactionError(target.root)
+        made = plan()
+        holding.check(target, made.files)
+        return _result(target, made, None, dry_run=True)
+
+    def attempt() -> Result:
+        with tree_lock(target.root):
+            recovery = transaction.recover(target.root)
+            made = plan()
+            _write(target, made, holding)
+            return _result(target, made, recovery, dry_run=False)
+
+    if not os.path.isdir(os.path.join(target.root, ".patchkit")):
+        plan()  # a refusal leaves nothing behind, not even an empty state folder
+    return holding.retrying(attempt)
+
+
+def _write(target: Target, plan: Plan, holding: Holding) -> None:
+    operations = plan.operations()
+    if not operations:
+        return
+    files = plan.files
+    holding.check(target, files)
+    rescued = _rescues(target, plan)
+    prepare(target.root)
+    entry = record(
+        plan.done[0][0] if plan.done else "change",
+        [_patch_record(action, applied) for action, applied in plan.done],
+        release=target.release,
+        mtime_ns=plan.mtime_ns,
+        **({"override": holding.overridden} if holding.overridden else {}),
+        **({"rescued": rescued} if rescued else {}),
+    )
+    transaction.run(
+        target.root, operations, entry, before_change=lambda: holding.check(target, files), expected=plan.seen
+    )
+
+
+def _rescues(target: Target, plan: Plan) -> list[str]:
+    """Write the bytes that ``--force`` would lose to ``.patchkit/rescued``, before anything else changes."""
+    paths = []
+    if plan.rescues:
+        prepare(target.root)
+        os.makedirs(os.path.join(target.root, RESCUED), exist_ok=True)
+    for path, data in plan.rescues.items():
+        name = f"{RESCUED}/{path.replace('/', '__')[-180:]}.{plan.mtime_ns}"
+        meta = Meta(0o600, os.geteuid(), os.getegid(), plan.mtime_ns)
+        transaction.write_new(os.path.join(target.root, name), data, meta)
+        paths.append(name)
+        plan.notes.append(f"the changed bytes of {path} were saved in {name}")
+    return paths
+
+
+def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
+    return {
+        "name": applied.patch,
+        "action": action,
+        "diff_sha256": applied.manifest.diff_sha256,
+        "files": [
+            {
+                "path": pin.path,
+                "before": pin.before.sha256 if pin.before else None,
+                "after": pin.after.sha256 if pin.after else None,
+            }
+            for pin in applied.manifest.files
+        ],
+    }
+
+
+_MARK = {"modify": "M", "add": "A", "delete": "D", "rename": "R"}
+_PAST = {"apply": "applied", "adopt": "adopted", "restore": "restored"}
+
+
+def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: bool) -> Result:
+    lines: list[str | tuple[str, str]] = []
+    if recovery is not None:
+        lines.append(("warn", recovery.sentence()))
+    for action, applied in plan.done:
+        verb = f"would {action}" if dry_run else _PAST[action]
+        preposition = "from" if action == "restore" else "to"
+        lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
+        lines += [f"  {_describe(pin)}" for pin in applied.manifest.files]
+        if action != "restore":
+            lines += [f"  backup {backup}" for backup in applied.backups()]
+    lines += plan.notes
+    if not plan.done and not plan.notes:
+        lines.append(f"{target.label}: no patch is applied; nothing to do")
+    return Result(
+        {
+            "distribution": target.distribution,
+            "release": target.release,
+            "root": target.root,
+            "dry_run": dry_run,
+            "changed": bool(plan.done) and not dry_run,
+            "done": [
+                {**_patch_record(action, applied), "backups": list(applied.backups())}
+                for action, applied in plan.done
+            ],
+            "notes": list(plan.notes),
+            "recovered": recovery.to_json() if recovery else None,
+        },
+        lines,
+    )
+
+
+def _describe(pin: FilePin) -> str:
+    moved = f" (from {pin.source})" if pin.source else ""
+    return f"{_MARK[pin.change]} {pin.path}{moved}"
+
+
+def _joined(results: Sequence[Result]) -> Result:
+    return Result({"targets": [one.data for one in results]}, [line for one in results for line in one.lines])
+
+
+def _verify(workspace: Workspace, targets: Sequence[Target], result: Result) -> None:
+    """Prove each target; whatever is still applied is expected, anything else makes the answer no."""
+    lines = list(result.lines)
+    found = []
+    for target in targets:
+        still = {applied.patch for applied in State.load(target.root).stack}
+        verdict: Verdict = judge(target, workspace.catalog, expect=still)
+        found.append(verdict.to_json())
+        lines += verdict.lines(label="verified")
+        if not verdict.clean:
+            result.exit_code = NO
+    result.data["verified"] = found if len(found) != 1 else found[0]
+    result.lines = lines

@@ -1,0 +1,94 @@
+"""Refuse while a process uses the tree, or while someone else changes it; wait if told to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from patchkit.errors import HELD, USAGE, ManyErrors, PatchkitError
+from patchkit.lock import LockedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from patchkit.guard import Holder
+    from patchkit.target import Target
+
+T = TypeVar("T")
+_POLL_S = 1.0
+
+
+class HolderError(PatchkitError):
+    """A process that has, or may have, loaded a file that would change."""
+
+    code = "held"
+    exit_code = HELD
+
+    def __init__(self, holder: Holder, root: str) -> None:
+        self.holder = holder
+        who = (
+            f"process {holder.pid} ({holder.user}: {holder.command[:120]})" if holder.pid else holder.command
+        )
+        super().__init__(
+            f"{who} {_VERB[holder.verdict.value]}: {holder.evidence}",
+            path=root,
+            hint=holder.hint or "stop it and try again, or use --wait 10m",
+        )
+
+
+_VERB = {
+    "loaded": "has loaded the tree",
+    "not-loaded": "may load the tree at any moment",
+    "cannot-tell": "cannot be looked into",
+}
+
+
+class ReasonMissingError(PatchkitError):
+    code = "usage"
+    exit_code = USAGE
+
+    def __init__(self) -> None:
+        super().__init__('--override-guard needs --reason "…", which goes into the history')
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How to meet a holder: ``wait_s`` seconds at most, or go on regardless for ``reason``."""
+
+    wait_s: float = 0.0
+    override: bool = False
+    reason: str | None = None
+    say: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        if self.override and not (self.reason or "").strip():
+            raise ReasonMissingError
+
+    @property
+    def overridden(self) -> str | None:
+        return self.reason if self.override else None
+
+    def check(self, target: Target, files: Sequence[str]) -> None:
+        """Raise unless no process holds ``files`` of ``target``."""
+        if self.override or not files:
+            return
+        from patchkit import guard
+
+        blockers = guard.inspect(target.root, files, prefix=target.prefix).blockers
+        if blockers:
+            raise ManyErrors([HolderError(holder, target.root) for holder in blockers])
+
+    def retrying(self, attempt: Callable[[], T]) -> T:
+        """Run ``attempt`` until no holder or lock refuses it or the time is up."""
+        deadline = time.monotonic() + self.wait_s
+        while True:
+            try:
+                return attempt()
+            except (LockedError, ManyErrors) as error:
+                left = deadline - time.monotonic()
+                if error.exit_code != HELD or left <= 0:
+                    raise
+                first = error.errors[0] if isinstance(error, ManyErrors) else error
+                self.say(f"waiting {left:.0f} s more: {first.message}")
+                time.sleep(min(_POLL_S, left))

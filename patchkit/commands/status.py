@@ -1,0 +1,171 @@
+"""status and log: what is applied, since when, and how the tree came to be as it is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from patchkit.errors import NO
+from patchkit.history import History
+from patchkit.journal import Journal
+from patchkit.report import Result
+from patchkit.selection import Reader, choose, is_before
+from patchkit.state import State
+from patchkit.tree import Tree
+
+if TYPE_CHECKING:
+    from patchkit.manifest import FilePin
+    from patchkit.state import Applied
+    from patchkit.target import Target
+    from patchkit.workspace import Workspace
+
+PRISTINE, PATCHED, DRIFTED, MISSING = "pristine", "patched", "drifted", "missing"
+
+
+def status(workspace: Workspace) -> Result:
+    """Every patch of each stack with the state of each of its files."""
+    lines: list[str | tuple[str, str]] = []
+    targets = []
+    for target in workspace.targets():
+        state = State.load(target.root)
+        journal = Journal.load(target.root)
+        own = [applied for applied in state.stack if applied.distribution == target.distribution]
+        by_hand = _by_hand(workspace, target, state)
+        entry: dict[str, Any] = {
+            "distribution": target.distribution,
+            "release": target.release,
+            "root": target.root,
+            "editable": target.editable,
+            "interrupted": journal is not None,
+            "stack": [],
+            "by_hand": by_hand,
+            "kept_backups": [vars(kept) for kept in state.kept],
+        }
+        lines.append(("title", f"{target.label} in {target.root}"))
+        if journal is not None:
+            action = journal.history.get("action", "change")
+            lines.append(("bad", f"  an {action} was interrupted; 'patchkit recover' finishes or undoes it"))
+        for applied in own:
+            files = [_file(target, state, applied, pin) for pin in applied.manifest.files]
+            entry["stack"].append(_applied_json(applied, files))
+            lines += _applied_lines(target, applied, files)
+        lines += [
+            ("warn", f"  {name}: applied by hand; 'patchkit apply {name}' adopts it") for name in by_hand
+        ]
+        lines += [f"  kept backup {kept.path}" for kept in state.kept]
+        if not own and not by_hand and journal is None:
+            lines.append("  no patch is applied")
+        targets.append(entry)
+    return Result({"targets": targets}, lines)
+
+
+def log(workspace: Workspace, *, verify: bool = False) -> Result:
+    """The history of each root, newest last; with ``verify`` whether its chain of hashes holds."""
+    lines: list[str | tuple[str, str]] = []
+    found = []
+    code = 0
+    for root in dict.fromkeys(target.root for target in workspace.targets()):
+        history = History(root)
+        records = history.records()
+        broken = history.verify() if verify else None
+        found.append(
+            {
+                "root": root,
+                "records": records,
+                "broken": vars(broken) if broken else None,
+                "verified": verify and not broken,
+            }
+        )
+        lines += [_record_line(entry) for entry in records]
+        if broken is not None:
+            code = NO
+            lines.append(("bad", f"{history.path}:{broken.line}: {broken.reason}"))
+        elif verify:
+            lines.append(("good", f"{history.path}: {len(records)} records, the chain holds"))
+    return Result({"roots": found}, lines or ["no history"], exit_code=code)
+
+
+def _record_line(entry: dict[str, Any]) -> str:
+    if "damaged" in entry:
+        return f"damaged line: {entry['damaged']}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.get("time", 0)))
+    what = ", ".join(f"{one.get('action')} {one.get('name')}" for one in entry.get("patches", ()))
+    override = f"  guard overridden: {entry['override']}" if entry.get("override") else ""
+    return f"{when}  {entry.get('user')}@{entry.get('host')}  {what or entry.get('action')}{override}"
+
+
+def _file(target: Target, state: State, applied: Applied, pin: FilePin) -> dict[str, Any]:
+    top = state.top(pin.path)
+    covered = top[0].patch if top is not None and top[0] is not applied else None
+    return {
+        "path": pin.path,
+        "change": pin.change,
+        "state": file_state(target, pin, covered),
+        "covered_by": covered,
+    }
+
+
+def file_state(target: Target, pin: FilePin, covered: str | None) -> str:
+    """pristine, patched, drifted or missing; a file that a higher patch changed counts as patched."""
+    if covered is not None:
+        return PATCHED
+    found = Tree(target.root).digest(pin.path)
+    if found is None:
+        return PATCHED if pin.after is None else MISSING
+    if pin.after is not None and found[0] == pin.after.sha256:
+        return PATCHED
+    return PRISTINE if pin.before is not None and found[0] == pin.before.sha256 else DRIFTED
+
+
+def _applied_json(applied: Applied, files: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "patch": applied.patch,
+        "release": applied.release,
+        "applied_at": applied.applied_at,
+        "diff_sha256": applied.manifest.diff_sha256,
+        "override": applied.override,
+        "files": files,
+        "backups": list(applied.backups()),
+    }
+
+
+def _applied_lines(
+    target: Target, applied: Applied, files: list[dict[str, Any]]
+) -> list[str | tuple[str, str]]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(applied.applied_at))
+    lines: list[str | tuple[str, str]] = [f"  {applied.patch}  applied {when}"]
+    if applied.override:
+        lines.append(("warn", f"    guard overridden: {applied.override}"))
+    if applied.release != target.release:
+        lines.append(("bad", f"    applied to {applied.release}, but {target.label} is there now"))
+    for file in files:
+        good = file["state"] == PATCHED
+        text = f"    {file['state']} {file['path']}" + (
+            f" (then {file['covered_by']})" if file["covered_by"] else ""
+        )
+        lines.append(text if good else ("bad", text))
+    for backup, pin in applied.backups().items():
+        found = Tree(target.root).digest(backup)
+        if found is None or (pin.before is not None and found[0] != pin.before.sha256):
+            lines.append(("bad", f"    backup {backup} {'is missing' if found is None else 'was changed'}"))
+    return lines
+
+
+def _by_hand(workspace: Workspace, target: Target, state: State) -> list[str]:
+    """Patches whose result is there although the stack does not say so."""
+    from patchkit.errors import PatchkitError
+    from patchkit.plan import Plan
+
+    found = []
+    for name in workspace.catalog.names():
+        try:
+            patch = workspace.catalog[name]
+            if patch.distribution != target.distribution or patch.members or state.find(name) is not None:
+                continue
+            read: Reader = Plan(target, workspace.catalog, state, 0).read
+            variant = choose(patch, target, state.stack, read)
+        except (PatchkitError, OSError):
+            continue
+        if not all(is_before(pin, read) for pin in variant.manifest.files):
+            found.append(name)
+    return found
