@@ -17,11 +17,11 @@ from patchkit.guard import layout as layouts
 from patchkit.guard.memory import UnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from patchkit.guard.memory import Memory
 
-_LOOKS = 8  # at a sys.modules that changes while it is read
+_LOOKS = 6  # at a sys.modules that changes while it is read
 _MAX_INTERPRETERS = 256
 _MAX_ENTRIES = 1 << 22
 _USUAL = 5  # __name__, __doc__, __package__, __loader__ and __spec__ come first
@@ -73,18 +73,18 @@ class Interpreter:
         self._file_keys: set[int] = set()
         self._cached_keys: set[int] = set()
 
-    def snapshot(self) -> Snapshot:
-        """Read all interpreters of the process.
+    def snapshot(self, enough: Callable[[set[str]], bool] = lambda _: False) -> Snapshot:
+        """Read all interpreters of the process, until ``enough`` says so of the paths that were found.
 
         Raises ``TornError`` if it makes no sense, and what ``Memory`` raises.
         """
         result = Snapshot(version=layouts.version_text(self.hexversion) if self.hexversion else "")
         states = self._states()
-        read = [self._read_state(state, result) for state in states]
+        read = [self._read_state(state, result, enough) for state in states]
         if not any(read):
             # Nothing proves the layout then. It is just starting, or ending, or Python is linked in
             # and not used; or the table is wrong for this build.
-            raise TornError("no interpreter is running in it")
+            raise TornError("no interpreter that can be read is running in it")
         return result
 
     def _states(self) -> list[int]:
@@ -95,31 +95,32 @@ class Interpreter:
             state = self.memory.word(state + self.layout.next)
         return states
 
-    def _read_state(self, state: int, result: Snapshot) -> bool:
+    def _read_state(self, state: int, result: Snapshot, enough: Callable[[set[str]], bool]) -> bool:
         """Read one interpreter; False when it has no ``sys.modules`` (yet, or any more)."""
         address = self.memory.word(state + self.layout.modules)
         if not address:
             return False
-        entries = self._entries(address)
-        proven = self._prove(address, entries, result)
+        entries, whole = self._entries(address)
+        others = self._prove(address, entries, result)
         done: set[Entry] = set()
         before: set[Entry] = set(entries)
         for _ in range(_LOOKS):
             result.looks += 1
             done |= self._read_modules([entry for entry in entries if entry not in done], result)
-            entries = self._entries(address)
-            now = set(entries)
-            # An entry seen in two looks and never readable is a hole; one that came meanwhile is the
-            # same as an import a moment after this look.
-            missing = now - done
-            if not missing:
+            if enough(result.paths):
                 break
-            before, stayed = now, missing & before
+            entries, again = self._entries(address)
+            missing = set(entries) - done
+            if not missing and whole and again:
+                break
+            # An entry seen in two looks and readable in none is a hole; one that came meanwhile is the
+            # same as an import a moment after this look.
+            holes, before, whole = missing & before, set(entries), again
         else:
-            result.complete = result.complete and not stayed
+            result.complete = result.complete and whole and not holes
         result.modules += len(entries)
-        for other in proven:
-            self._read_modules(self._entries(other), result)
+        for other in others:
+            self._read_modules(self._entries(other)[0], result)
         return True
 
     def _prove(self, modules: int, entries: list[Entry], result: Snapshot) -> list[int]:
@@ -129,7 +130,7 @@ class Interpreter:
             raise TornError("sys.modules has no module sys")
         values = {
             name: value
-            for (key, value), name in self._with_names(self._entries(system))
+            for (key, value), name in self._with_names(self._entries(system)[0])
             if name in {"modules", "hexversion", "prefix", "path"}
         }
         other = values.get("modules", 0)
@@ -182,38 +183,34 @@ class Interpreter:
 
     # -- dicts ---------------------------------------------------------------------------------------
 
-    def _entries(self, address: int) -> list[Entry]:
+    def _entries(self, address: int) -> tuple[list[Entry], bool]:
         """Key and value addresses of the live entries of the dict at ``address``.
 
-        Taken in two reads; a dict that was resized between them is read again.
+        The second value says that the table stayed in place while it was read: then each entry that was
+        there all the time is among them. A table that was resized meanwhile is read again, once.
         """
         if self._type_of(address) != self.symbols["PyDict_Type"]:
             raise TornError("not a dict")
-        for _ in range(_LOOKS):
-            used, keys, values = self._dict_head(self.memory.read(address, 48))
+        found: list[Entry] = []
+        for _ in range(2):
+            keys, values = self._dict_head(self.memory.read(address, 48))
             if values:
                 raise TornError("a split dict")
             try:
                 start, size, count = self._keys_shapes(self.memory.read(keys, 40))[0]
                 if not 0 <= count <= _MAX_ENTRIES:
                     continue
-                raw = self.memory.read(keys + start, size * count)
+                found = self._live(self.memory.read(keys + start, size * count), size)
             except UnreadableError:
                 continue
-            found = self._live(raw, size)
-            if self._dict_head(self.memory.read(address, 48))[:2] == (used, keys) and len(found) == used:
-                return found
-        # It never held still: what was seen last is good for a look, and the next look decides.
-        return found if keys else []
+            if self._dict_head(self.memory.read(address, 48))[0] == keys:
+                return found, True
+        return found, False
 
-    def _dict_head(self, raw: bytes) -> tuple[int, int, int]:
-        """``ma_used``, ``ma_keys`` and ``ma_values``."""
-        keys = self.layout.keys
-        return (
-            struct.unpack_from("<Q", raw, 16)[0],
-            struct.unpack_from("<Q", raw, keys)[0],
-            struct.unpack_from("<Q", raw, keys + 8)[0],
-        )
+    def _dict_head(self, raw: bytes) -> tuple[int, int]:
+        """``ma_keys`` and ``ma_values``."""
+        keys, values = struct.unpack_from("<QQ", raw, self.layout.keys)
+        return keys, values
 
     @staticmethod
     def _live(raw: bytes, size: int) -> list[Entry]:
@@ -357,7 +354,10 @@ class Interpreter:
         if place is None:
             return None
         start, size, encoding = place
-        return self.memory.read(address + start, size).decode(encoding, "surrogatepass")
+        try:
+            return self.memory.read(address + start, size).decode(encoding, "surrogatepass")
+        except UnicodeDecodeError:
+            return None  # not a string after all: a dict's keys may be anything
 
     def text_end(self, address: int) -> int:
         """The address behind the last character of the str object at ``address``."""

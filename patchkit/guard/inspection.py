@@ -223,8 +223,8 @@ class Inspection:
     def _read(self, pid: int, memory: ProcessMemory, symbols: dict[str, int], maps: bytes) -> _Answer | None:
         """A CPython whose memory may be read."""
         interpreter = Interpreter(memory, symbols)
-        snapshot = interpreter.snapshot()
         view = self.views.of(pid)
+        snapshot = interpreter.snapshot(lambda paths: bool(self.tree.matches(view, paths)))
         hits, unsure = self._match_all(pid, view, snapshot.paths)
         if not hits and not snapshot.complete and self.stop_to_read:
             with procfs.stopped(pid):
