@@ -118,7 +118,7 @@ class Interpreter:
             holes, before, whole = missing & before, set(entries), again
         else:
             result.complete = result.complete and whole and not holes
-        result.modules += len(entries)
+        result.modules += len(entries) or len(done)
         for other in others:
             self._read_modules(self._entries(other)[0], result)
         return True
@@ -193,7 +193,7 @@ class Interpreter:
             raise TornError("not a dict")
         found: list[Entry] = []
         for _ in range(2):
-            keys, values = self._dict_head(self.memory.read(address, 48))
+            used, keys, values = self._dict_head(self.memory.read(address, 48))
             if values:
                 raise TornError("a split dict")
             try:
@@ -203,14 +203,17 @@ class Interpreter:
                 found = self._live(self.memory.read(keys + start, size * count), size)
             except UnreadableError:
                 continue
-            if self._dict_head(self.memory.read(address, 48))[0] == keys:
+            # While CPython copies a table on resize, the new one already counts and says that it is empty.
+            copying = 2 * len(found) < used
+            if not copying and self._dict_head(self.memory.read(address, 48))[1] == keys:
                 return found, True
         return found, False
 
-    def _dict_head(self, raw: bytes) -> tuple[int, int]:
-        """``ma_keys`` and ``ma_values``."""
+    def _dict_head(self, raw: bytes) -> tuple[int, int, int]:
+        """``ma_used``, ``ma_keys`` and ``ma_values``."""
+        (used,) = struct.unpack_from("<Q", raw, 16)
         keys, values = struct.unpack_from("<QQ", raw, self.layout.keys)
-        return keys, values
+        return used, keys, values
 
     @staticmethod
     def _live(raw: bytes, size: int) -> list[Entry]:
