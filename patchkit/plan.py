@@ -26,7 +26,7 @@ from patchkit.state import (
     backup_name,
 )
 from patchkit.transaction import Link, MakeFolder, Operation, Put, Remove, RemoveFolder
-from patchkit.tree import Fingerprint, Meta, Tree, fingerprint
+from patchkit.tree import Fingerprint, Meta, NotAFileError, Tree, fingerprint
 
 if TYPE_CHECKING:
     from patchkit.catalog import Catalog, Patch, Variant
@@ -149,7 +149,7 @@ class Plan:
         return None if data is None else Content(data, stat.S_IMODE(os.stat(absolute).st_mode))
 
     def _meta(self, path: str, mode: int) -> Meta:
-        """The metadata that a new file at ``path`` takes over: of the file there, else of the root's owner."""
+        """The metadata that a new file at ``path`` takes: of the file there, else of the root's owner."""
         entry = self.entries.get(path)
         if isinstance(entry, File):
             return replace(entry.meta, mode=mode, mtime_ns=self.mtime_ns)
@@ -460,6 +460,8 @@ class Plan:
     def _operation(self, path: str, entry: Entry) -> Operation | None:
         absolute = self.tree.path(path)
         now = self.seen[path] if path in self.seen else fingerprint(absolute)
+        if entry is not None and now is not None and now.kind in ("dir", "other"):
+            raise NotAFileError(path, "a folder" if now.kind == "dir" else "a device, pipe or socket")
         if entry is None:
             return None if now is None else Remove(path)
         if isinstance(entry, Symlink):

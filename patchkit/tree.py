@@ -129,14 +129,14 @@ class Tree:
         return os.path.join(self._safe[folder], parts[-1])
 
     def read(self, relative: str) -> bytes | None:
-        """The bytes at ``relative`` through a file symlink; None where nothing is."""
+        """The bytes at ``relative`` through a file symlink; None where no file is (nothing, or a folder)."""
         path = self.path(relative)
         try:
             mode = os.stat(path).st_mode
+            if stat.S_ISDIR(mode):
+                return None
             if not stat.S_ISREG(mode):
-                raise NotAFileError(
-                    relative, "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
-                )
+                raise NotAFileError(relative, "a device, pipe or socket")
             with open(path, "rb") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):

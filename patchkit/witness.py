@@ -81,8 +81,8 @@ def _by_record(target: Target, expected: dict[str, str | None], cache: StatCache
         if path in expected or entry.sha256 is None:
             continue  # RECORD itself and bytecode have no digest
         testimony.checked += 1
-        _compare(target.root, path, entry.sha256, cache, testimony.offenders)
-    _check_expected(target.root, expected, cache, testimony)
+        _compare(path, entry.sha256, cache, testimony.offenders)
+    _check_expected(target, expected, cache, testimony)
     strangers = [path for path in _files(target) if path not in listed and expected.get(path) is None]
     strangers = [path for path in strangers if not _is_bytecode_of(path, listed | _present(expected))]
     others = _other_records(target) if strangers else set()
@@ -97,17 +97,17 @@ def _present(expected: dict[str, str | None]) -> set[str]:
 
 
 def _check_expected(
-    root: str, expected: dict[str, str | None], cache: StatCache, testimony: Testimony
+    target: Target, expected: dict[str, str | None], cache: StatCache, testimony: Testimony
 ) -> None:
     for path, sha256 in sorted(expected.items()):
         testimony.checked += 1
         if sha256 is not None:
-            _compare(root, path, sha256, cache, testimony.offenders)
-        elif os.path.lexists(os.path.join(root, path)):
+            _compare(path, sha256, cache, testimony.offenders)
+        elif os.path.lexists(os.path.join(target.root, path)):
             testimony.offenders.append(Offender(path, "unexpected", "an applied patch removed it"))
 
 
-def _compare(root: str, path: str, sha256: str, cache: StatCache, offenders: list[Offender]) -> None:
+def _compare(path: str, sha256: str, cache: StatCache, offenders: list[Offender]) -> None:
     try:
         found = cache.sha256(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -184,7 +184,7 @@ def _by_manifests(
             continue
         if found not in digests:
             testimony.offenders.append(Offender(path, "modified"))
-    _check_expected(target.root, expected, cache, testimony)
+    _check_expected(target, expected, cache, testimony)
     testimony.offenders += [
         Offender(path, "unexpected", "a backup of no applied patch")
         for path in _files(target)
@@ -263,7 +263,7 @@ def _by_git(target: Target, expected: dict[str, str | None], cache: StatCache) -
         if _is_ignored_build(target.root, path):
             continue
         testimony.offenders.append(Offender(path, "unexpected"))
-    _check_expected(target.root, expected, cache, testimony)
+    _check_expected(target, expected, cache, testimony)
     return testimony
 
 

@@ -134,7 +134,8 @@ def test_equal_text_elsewhere_attracts_no_hunk():
 
 
 @pytest.mark.parametrize(
-    "odd", [b"x\x0cy", b"x\xc2\x85y", b"x\xe2\x80\xa8y", b"x\rz", b"\xff\xfe\x80", b"", b"\\ No newline", b"-- q"]
+    "odd",
+    [b"x\x0cy", b"x\xc2\x85y", b"x\xe2\x80\xa8y", b"x\rz", b"\xff\xfe\x80", b"", b"\\ No newline", b"-- q"],
 )
 def test_only_a_newline_ends_a_line(odd):
     patch = HEAD + b"@@ -1,3 +1,3 @@\n " + odd + b"\n-" + odd + b"\n+" + odd + b"!\n c\n"
@@ -222,13 +223,17 @@ def test_a_mode_change_alone_and_with_edits():
 
 def test_a_file_keeps_the_mode_that_no_line_changes():
     files = {"f": Content(ABC, 0o664)}
-    assert d.apply(d.parse(GIT + HEAD + b"@@ -2 +2 @@\n-b\n+B\n"), files.get)["f"] == Content(b"a\nB\nc\n", 0o664)
+    assert d.apply(d.parse(GIT + HEAD + b"@@ -2 +2 @@\n-b\n+B\n"), files.get)["f"] == Content(
+        b"a\nB\nc\n", 0o664
+    )
 
 
 def test_a_new_file_has_the_stated_mode_or_0644():
     stated = GIT + b"new file mode 100755\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n"
     assert d.apply(d.parse(stated), {}.get) == {"f": Content(b"x\n", 0o755)}
-    assert d.apply(d.parse(b"--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n"), {}.get) == {"f": Content(b"x\n", 0o644)}
+    assert d.apply(d.parse(b"--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n"), {}.get) == {
+        "f": Content(b"x\n", 0o644)
+    }
 
 
 NAMES = [
@@ -305,7 +310,9 @@ def test_broken_quoting_is_refused(name):
     assert isinstance(refused(b"--- %s\n+++ %s\n" % (name, name) + EDIT), e.MalformedDiffError)
 
 
-@pytest.mark.parametrize("head", [b"--- /dev/null\n+++ b/f\n", GIT + b"new file mode 100644\n--- /dev/null\n+++ b/f\n"])
+@pytest.mark.parametrize(
+    "head", [b"--- /dev/null\n+++ b/f\n", GIT + b"new file mode 100644\n--- /dev/null\n+++ b/f\n"]
+)
 def test_creating_over_an_existing_file_is_refused(head):
     error = refused(head + b"@@ -0,0 +1 @@\n+x\n", tree(f=ABC))
     assert isinstance(error, e.TargetExistsError)
@@ -322,8 +329,8 @@ def test_renaming_onto_an_existing_file_is_refused():
 
 
 def test_a_file_below_a_file_is_refused():
-    patch = b"--- /dev/null\n+++ b/f/g\n@@ -0,0 +1 @@\n+x\n"
-    assert isinstance(refused(patch, tree(f=ABC)), e.TargetExistsError)
+    patch = HEAD + EDIT + b"--- /dev/null\n+++ b/f/g\n@@ -0,0 +1 @@\n+x\n"
+    assert isinstance(refused(patch, tree(f=ABC)), e.PathCollisionError)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +376,9 @@ def test_a_hunk_that_says_line_17_never_lands_on_line_12():
 
 @pytest.mark.parametrize("start", [5, 9, 10**9])
 def test_a_hunk_below_the_end_of_the_file_is_refused(start):
-    assert isinstance(refused(HEAD + b"@@ -%d +%d @@\n-b\n+B\n" % (start, start), tree(f=ABC)), e.MismatchError)
+    assert isinstance(
+        refused(HEAD + b"@@ -%d +%d @@\n-b\n+B\n" % (start, start), tree(f=ABC)), e.MismatchError
+    )
     insertion = HEAD + b"@@ -%d,0 +%d @@\n+B\n" % (start, start + 1)
     assert isinstance(refused(insertion, tree(f=ABC)), e.MismatchError)
 
@@ -385,7 +394,9 @@ def test_a_line_without_newline_must_be_the_last_of_the_file():
 
 
 def test_a_block_that_ends_inside_a_line_does_not_match():
-    assert isinstance(refused(HEAD + b"@@ -1 +1 @@\n-a\n" + MARK + b"+A\n" + MARK, tree(f=b"ab")), e.MismatchError)
+    assert isinstance(
+        refused(HEAD + b"@@ -1 +1 @@\n-a\n" + MARK + b"+A\n" + MARK, tree(f=b"ab")), e.MismatchError
+    )
 
 
 @pytest.mark.parametrize("shift", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -1, 0), (0, 0, 0, -1)])  # fmt: skip
@@ -451,7 +462,10 @@ def test_conflict_markers_are_seen_across_hunks():
     assert isinstance(refused(patch, tree(f=ABC)), e.ConflictMarkersError)
 
 
-@pytest.mark.parametrize("data", [b"", b"\n\n", b"hello\nworld\n", b"\x7fELF\x00\x01", b"<html>404</html>\n", b"From: x\n\n-- \n2.3\n"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\n\n", b"hello\nworld\n", b"\x7fELF\x00\x01", b"<html>404</html>\n", b"From: x\n\n-- \n2.3\n"],
+)
 def test_what_is_not_a_patch_is_refused(data):
     assert isinstance(refused(data), e.NotADiffError)
 
@@ -558,5 +572,7 @@ def test_the_line_of_a_later_section_is_named():
 
 
 def test_a_huge_hunk_number_is_a_clear_refusal():
-    assert isinstance(refused(HEAD + b"@@ -99999999999999 +1 @@\n-b\n+B\n", tree(f=ABC)), e.MalformedDiffError)
+    assert isinstance(
+        refused(HEAD + b"@@ -99999999999999 +1 @@\n-b\n+B\n", tree(f=ABC)), e.MalformedDiffError
+    )
     assert isinstance(refused(HEAD + b"@@ -1,999999999 +1 @@\n-b\n+B\n", tree(f=ABC)), e.MiscountedHunkError)

@@ -28,6 +28,11 @@ COMMANDS = {
     "list": "patchkit.cli.patches:list_",
     "show": "patchkit.cli.patches:show",
     "diff": "patchkit.cli.patches:diff",
+    "import": "patchkit.cli.authoring:import_",
+    "pin": "patchkit.cli.authoring:pin",
+    "new": "patchkit.cli.authoring:new",
+    "refresh": "patchkit.cli.authoring:refresh",
+    "lint": "patchkit.cli.authoring:lint",
 }
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a bug in patchkit, never a user's mistake

@@ -182,7 +182,9 @@ def _change(
             return _result(target, made, recovery, dry_run=False)
 
     if not os.path.isdir(os.path.join(target.root, ".patchkit")):
-        plan()  # a refusal leaves nothing behind, not even an empty state folder
+        made = plan()  # a refusal, or nothing to do, leaves nothing behind: not even a state folder
+        if not made.operations():
+            return _result(target, made, None, dry_run=False)
     return holding.retrying(attempt)
 
 

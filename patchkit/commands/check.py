@@ -32,6 +32,10 @@ class Verdict:
     offenders: list[Offender] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
+    def _proof(self) -> str:
+        pins = " and the pinned digests" if self.applied else ""
+        return f"{self.testimony.checked} files equal {self.testimony.witness}{pins}"
+
     @property
     def clean(self) -> bool:
         return not self.offenders and not self.complaints
@@ -42,7 +46,7 @@ class Verdict:
         proof = {
             MANIFESTS: "no RECORD and no git here: only the files that patches are pinned to were compared",
             NOTHING: "no RECORD, no git and no pinned file: nothing to compare with",
-        }.get(self.testimony.witness, f"{self.testimony.checked} files equal {self.testimony.witness}")
+        }.get(self.testimony.witness, self._proof())
         if self.clean:
             return [("good", f"{label}: {where}{on} ({proof})")]
         lines: list[str | tuple[str, str]] = [("bad", f"not {label}: {where}")]

@@ -31,7 +31,8 @@ _FLIPPED = {43: b"-", 45: b"+", 32: b" "}
 
 def apply(diff: Diff, read: Callable[[str], Content | None]) -> dict[str, Content | None]:
     """The new content of each path that the diff touches, None for one that goes. ``read`` gives the
-    present content of a root-relative path, None where there is none; nothing is written.
+    present content of a root-relative path, None where there is none; nothing is written. Only paths that
+    the diff names are asked for.
 
     Sections are applied in order, so that a second section for a path continues the first. A file
     keeps its mode unless the diff changes it; then its execute bit must be what the diff says it was.
@@ -56,7 +57,7 @@ def apply(diff: Diff, read: Callable[[str], Content | None]) -> dict[str, Conten
             last[file.source] = file
         result[file.path] = content
         last[file.path] = file
-    _check_folders(diff, last, result, present)
+    _check_folders(diff, last, result)
     return result
 
 
@@ -305,21 +306,16 @@ def _check_continues(diff: Diff, before: FileDiff, file: FileDiff) -> None:
             )
 
 
-def _check_folders(
-    diff: Diff,
-    last: dict[str, FileDiff],
-    result: dict[str, Content | None],
-    present: Callable[[str], Content | None],
-) -> None:
-    """Refuse a file below a path that stays a file."""
+def _check_folders(diff: Diff, last: dict[str, FileDiff], result: dict[str, Content | None]) -> None:
+    """Refuse a file below another that the diff leaves. ``read`` is not asked: a folder is no file."""
     for path, content in result.items():
         if content is None:
             continue
         parts = path.split("/")
         for depth in range(1, len(parts)):
             folder = "/".join(parts[:depth])
-            if present(folder) is not None:
-                raise TargetExistsError(
+            if result.get(folder) is not None:
+                raise PathCollisionError(
                     f"puts {names.show(path)} below {names.show(folder)}, which is a file",
                     patch=diff.name,
                     line=last[path].line,

@@ -293,22 +293,25 @@ class _Scanner:
         header: tuple[str | None, str | None] | None,
         start: int,
     ) -> tuple[str, str]:
-        """``rename from`` has no ``a/``, so it has one component less to strip, unless git was told to
-        leave the prefixes out.
+        """``rename from`` lacks the prefix (``a/``, or what git was told) that the header has, so it has as
+        many components less to strip.
         """
-        for prefixed, strip in ((True, max(self.strip - 1, 0)), (False, self.strip)):
-            for old, new in pairs:
-                same = (old.partition(b"/")[2], new.partition(b"/")[2]) if prefixed else (old, new)
-                if same == (source, path):
-                    try:
-                        result = names.stripped(source, strip), names.stripped(path, strip)
-                    except ValueError as error:
-                        raise UnsafePathError(str(error), patch=self.name, line=start + 1) from None
-                    if header not in (None, result):
-                        raise self.malformed("the names of a rename contradict each other", start)
-                    if result[0] == result[1]:
-                        raise self.malformed("a rename to the same name", start)
-                    return result
+        for old, new in pairs:
+            depths = [_prefix_depth(old, source), _prefix_depth(new, path)]
+            if None in depths:
+                continue
+            try:
+                result = tuple(
+                    names.stripped(name, max(self.strip - (depth or 0), 0))
+                    for name, depth in zip((source, path), depths, strict=True)
+                )
+            except ValueError as error:
+                raise UnsafePathError(str(error), patch=self.name, line=start + 1) from None
+            if header not in (None, result):
+                raise self.malformed("the names of a rename contradict each other", start)
+            if result[0] == result[1]:
+                raise self.malformed("a rename to the same name", start)
+            return result[0], result[1]
         raise self.malformed("the names of a rename contradict each other", start)
 
     def header(self, line: bytes, at: int) -> tuple[str | None, bytes]:
@@ -380,6 +383,13 @@ class _Scanner:
     def unsupported(self, message: str, hint: str, at: int | None = None) -> DiffError:
         line = (self.index if at is None else at) + 1
         return UnsupportedDiffError(message, patch=self.name, line=line, hint=hint)
+
+
+def _prefix_depth(whole: bytes, bare: bytes) -> int | None:
+    """How many components ``whole`` has before ``bare``; None if it does not end with it."""
+    if whole == bare:
+        return 0
+    return whole[: -len(bare)].count(b"/") if bare and whole.endswith(b"/" + bare) else None
 
 
 def _is_backup(old: str, new: str) -> bool:

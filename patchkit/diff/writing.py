@@ -69,13 +69,9 @@ def _section(file: FileDiff) -> Iterator[bytes]:
         yield b"old mode 100%o\nnew mode 100%o\n" % (file.old_mode, file.new_mode)
     if file.source is not None:
         yield b"rename from %s\nrename to %s\n" % (names.quote(old_name), names.quote(new_name))
-    if (
-        file.old_id is not None
-        and file.new_id is not None
-        and (file.hunks or file.forward or not file.source)
-    ):
-        if file.old_id != file.new_id:
-            yield b"index %s..%s\n" % (file.old_id.encode(), file.new_id.encode())
+    # A rename without edits has one blob, and git leaves its index line out.
+    if file.old_id is not None and file.new_id is not None and file.old_id != file.new_id:
+        yield b"index %s..%s\n" % (file.old_id.encode(), file.new_id.encode())
     if file.forward is not None:
         yield b"GIT binary patch\n"
         yield from _half(file.forward)

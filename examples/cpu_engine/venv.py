@@ -1,0 +1,165 @@
+"""Virtual environments that hold one real SGLang release each and can serve on a CPU.
+
+A build takes about a minute and 1.5 GB, so it is kept outside the checkout, under a name that holds
+the release and a digest of the recipe: a changed recipe is another folder, never a stale one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TORCH = "torch==2.13.0"
+SHIM = Path(__file__).parent / "shim" / "sitecustomize.py"
+
+# What the server imports and the releases agree on. SGLang itself goes in without its dependencies:
+# most of them are CUDA wheels that no CPU needs.
+COMMON = (
+    "aiohttp",
+    "anthropic",
+    "compressed-tensors==0.12.2",
+    "dill",
+    "einops",
+    "fastapi",
+    "gguf",
+    "interegular",
+    "ipython",
+    "jsonschema",
+    "msgspec",
+    "numpy",
+    "openai-harmony==0.0.4",
+    "openai==2.6.1",
+    "orjson",
+    "packaging",
+    "partial_json_parser",
+    "pillow",
+    "prometheus-client",
+    "psutil",
+    "pybase64",
+    "pydantic",
+    "python-multipart",
+    "pyzmq",
+    "requests",
+    "sentencepiece",
+    "setproctitle",
+    "tqdm",
+    "uvicorn",
+    "uvloop",
+)
+
+# (first release, transformers, xgrammar): each line holds until the next one.
+ERAS = (
+    ((0, 0, 0), "transformers==4.57.1", "xgrammar==0.1.27"),
+    ((0, 5, 10), "transformers==5.12.1", "xgrammar==0.2.1"),
+    ((0, 5, 20), "transformers==5.19.0", "xgrammar==0.2.7"),
+)
+FFI = "apache-tvm-ffi==0.1.11"
+
+
+class EngineBuildError(RuntimeError):
+    """An engine environment could not be built; the message ends with pip's own last words."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the content of one environment."""
+
+    release: str
+    python: tuple[int, int]
+    with_dependencies: tuple[str, ...]
+    without_dependencies: tuple[str, ...]
+    shim: bytes
+
+    @classmethod
+    def of(cls, release: str) -> Recipe:
+        numbers = tuple(int(part) for part in release.split(".")[:3] if part.isdigit())
+        transformers, xgrammar = next(
+            (tf, grammar) for first, tf, grammar in reversed(ERAS) if numbers >= first
+        )
+        return cls(
+            release=release,
+            python=sys.version_info[:2],
+            with_dependencies=(transformers, *COMMON),
+            without_dependencies=(xgrammar, FFI, f"sglang=={release}"),
+            shim=SHIM.read_bytes(),
+        )
+
+    @property
+    def digest(self) -> str:
+        """Ten hex digits over the whole recipe."""
+        text = repr((self.python, TORCH, self.with_dependencies, self.without_dependencies))
+        return hashlib.sha256(text.encode() + self.shim).hexdigest()[:10]
+
+
+def cache_root() -> Path:
+    """``$PATCHKIT_ENGINE_CACHE``, else the user's cache folder; never inside a checkout."""
+    named = os.environ.get("PATCHKIT_ENGINE_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "patchkit" / "engines"
+
+
+def ensure(release: str) -> Path:
+    """The interpreter of an environment with the real ``sglang==release``, built on first use.
+
+    Safe to call from several processes at once. A folder without its ``ready`` mark is the rest of
+    an interrupted build and is built again. Raises EngineBuildError.
+    """
+    recipe = Recipe.of(release)
+    folder = cache_root() / f"sglang-{release}-{recipe.digest}"
+    python = folder / "bin" / "python"
+    ready = folder / "ready"
+    if ready.exists():
+        return python
+    with locked(folder.with_name(folder.name + ".lock")):
+        if not ready.exists():
+            build(recipe, folder)
+            ready.write_text(recipe.release + "\n", encoding="utf-8")
+    return python
+
+
+def build(recipe: Recipe, folder: Path) -> None:
+    """Build ``recipe`` at ``folder``: an environment's paths are absolute, so it cannot be moved there."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    run([sys.executable, "-m", "venv", str(folder)])
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    run([*pip, TORCH])  # first, so that nothing below brings another build of it
+    run([*pip, *recipe.with_dependencies])
+    run([*pip, "--no-deps", *recipe.without_dependencies])
+    major, minor = recipe.python
+    site = folder / "lib" / f"python{major}.{minor}" / "site-packages"
+    (site / "sitecustomize.py").write_bytes(recipe.shim)
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        tail = (done.stderr or done.stdout).strip().splitlines()[-5:]
+        raise EngineBuildError(f"{' '.join(command)} ended with {done.returncode}: {' / '.join(tail)}")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on ``path``; the kernel drops it when this process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        print(ensure(wanted))
