@@ -214,7 +214,7 @@ class Inspection:
         if not any(os.fsencode(os.path.basename(name)) in maps for name in self._compiled):
             return None
         view = self.views.of(pid)
-        hits = {self.tree.match(view, path): path for path in procfs.mapped_paths(maps)}
+        hits = self.tree.matches(view, procfs.mapped_paths(maps))
         files = tuple(name for name in self.tree.files if name in hits)
         if not files:
             return None
@@ -223,13 +223,13 @@ class Inspection:
     def _read(self, pid: int, memory: ProcessMemory, symbols: dict[str, int], maps: bytes) -> _Answer | None:
         """A CPython whose memory may be read."""
         interpreter = Interpreter(memory, symbols)
-        snapshot = interpreter.snapshot()
         view = self.views.of(pid)
-        hits, unsure = self._matches(pid, view, snapshot)
+        snapshot = interpreter.snapshot(lambda paths: bool(self.tree.matches(view, paths)))
+        hits, unsure = self._match_all(pid, view, snapshot.paths)
         if not hits and not snapshot.complete and self.stop_to_read:
             with procfs.stopped(pid):
                 snapshot = interpreter.snapshot()
-            hits, unsure = self._matches(pid, view, snapshot)
+            hits, unsure = self._match_all(pid, view, snapshot.paths)
         what = (
             f"CPython {snapshot.version}, {snapshot.modules} modules read" if snapshot.version else "CPython"
         )
@@ -280,29 +280,23 @@ class Inspection:
             True,
         )
 
-    def _matches(self, pid: int, view: View, snapshot: Snapshot) -> tuple[dict[str, str], str | None]:
-        return self._match_all(pid, view, snapshot.paths)
-
-    def _match_all(self, pid: int, view: View, paths: Iterable[str]) -> tuple[dict[str, str], str | None]:
+    def _match_all(self, pid: int, view: View, paths: set[str]) -> tuple[dict[str, str], str | None]:
         """Asked files among ``paths``, and a relative path that may be one."""
-        hits: dict[str, str] = {}
+        relative = {path for path in paths if not path.startswith("/")}
+        hits = self.tree.matches(view, paths - relative)
         unsure: str | None = None
-        folder: str | None = None
-        for path in paths:
-            absolute = path
-            if not path.startswith("/"):
-                if folder is None:
-                    try:
-                        folder = os.readlink(f"/proc/{pid}/cwd")
-                    except OSError:
-                        folder = "/"
+        if relative:
+            try:
+                folder = os.readlink(f"/proc/{pid}/cwd")
+            except OSError:
+                folder = "/"
+            for path in relative:
                 absolute = os.path.normpath(os.path.join(folder, path))
-            name = self.tree.match(view, absolute)
-            if name is not None:
-                if name not in hits or path.endswith(".py"):  # rather __file__ than __cached__
-                    hits[name] = path
-            elif absolute is not path and self.tree.ends_like(path) and not view.exists(absolute):
-                unsure = path
+                name = self.tree.match(view, absolute)
+                if name is not None:
+                    hits.setdefault(name, path)
+                elif self.tree.ends_like(path) and not view.exists(absolute):
+                    unsure = path
         return hits, unsure
 
     # -- processes that cannot be looked into ----------------------------------------------------------
