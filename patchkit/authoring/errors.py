@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}" + "s" * (len(items) != 1)
+
+
 class ReleaseMismatchError(PatchkitError):
     code = "release-mismatch"
     exit_code = REFUSED
@@ -80,7 +84,7 @@ class OutsidePackageError(PatchkitError):
     def __init__(self, name: str, paths: Sequence[str], distribution: str) -> None:
         self.paths = list(paths)
         super().__init__(
-            f"{name}: changes {len(paths)} paths that an installed {distribution} does not have: "
+            f"{name}: changes {_count(paths, 'path')} that an installed {distribution} does not have: "
             + ", ".join(show(path) for path in paths),
             path=name,
             hint="--only-package leaves them out and records it",
@@ -97,7 +101,7 @@ class HunksMovedError(PatchkitError):
         self.moved = list(moved)
         places = ", ".join(f"{show(path)}:{old} stands at {new}" for path, old, new in moved)
         super().__init__(
-            f"{name}: {len(moved)} hunks are not where their headers say: {places}",
+            f"{name}: {_count(moved, 'hunk')} not where the header says: {places}",
             path=name,
             hint="--rebase rewrites the headers",
         )
