@@ -36,6 +36,8 @@ _PROBE = (
 
 
 class NoInterpreterError(PatchkitError):
+    """``--python``, or the active venv, is not a Python that answers."""
+
     code = "no-interpreter"
     exit_code = USAGE
 
@@ -46,6 +48,8 @@ class NoInterpreterError(PatchkitError):
 
 
 class NotARootError(PatchkitError):
+    """``--root`` names something that is not a folder."""
+
     code = "not-a-root"
     exit_code = USAGE
 
@@ -58,6 +62,8 @@ class NotARootError(PatchkitError):
 
 
 class NotInstalledError(PatchkitError):
+    """The distribution is not in the environment or folder meant."""
+
     code = "not-installed"
     exit_code = REFUSED
 
@@ -67,6 +73,8 @@ class NotInstalledError(PatchkitError):
 
 
 class AmbiguousInstallError(PatchkitError):
+    """Two metadata folders claim the distribution."""
+
     code = "ambiguous-install"
     exit_code = REFUSED
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class AlreadyServedError(PatchkitError):
+    """There is nothing to port: the installed release has a variant."""
+
     code = "already-served"
 
     def __init__(self, patch: str, distribution: str, release: str) -> None:
@@ -28,6 +30,8 @@ class AlreadyServedError(PatchkitError):
 
 
 class NothingToPortError(PatchkitError):
+    """No variant to start from."""
+
     code = "nothing-to-port"
 
     def __init__(self, patch: str, below: tuple[str, ...]) -> None:

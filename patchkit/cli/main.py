@@ -41,11 +41,15 @@ INTERRUPT = 130
 
 
 class _Usage(PatchkitError):
+    """The command line is not one that patchkit knows."""
+
     code = "usage"
     exit_code = USAGE
 
 
 class _IoFailed(PatchkitError):
+    """The operating system refused; everything is as it was before."""
+
     code = "io-error"
     exit_code = IO_FAILED
 
