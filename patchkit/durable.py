@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def write_durably(root: str, relative: str, data: bytes) -> None:
-    """Replace the file ``relative`` of ``root``'s ``.patchkit``; it is the old one or the new one, never half."""
+    """Replace the file ``relative`` of ``root``'s ``.patchkit``; old or new, never half."""
     path = os.path.join(root, relative)
     # A name of its own, since two `check`s may write the stat cache at once.
     temp = f"{path}.{uuid.uuid4().hex[:8]}.tmp"

@@ -94,7 +94,7 @@ def prepare(root: str) -> None:
 
 
 def check_ours(root: str) -> None:
-    """Raise ForeignStateError unless ``.patchkit`` is a folder that this user may believe, or is not there."""
+    """Raise ForeignStateError unless ``.patchkit`` is one that this user may believe, or none."""
     folder = os.path.join(root, FOLDER)
     try:
         info = os.lstat(folder)
@@ -249,7 +249,7 @@ class State:
         return replace(self, stack=(*self.stack, applied))
 
     def drop(self, applied: Applied) -> State:
-        return replace(self, stack=tuple(other for other in self.stack if other is not applied))
+        return replace(self, stack=tuple(other for other in self.stack if other.patch != applied.patch))
 
 
 BACKUP = re.compile(r"\.bak_[A-Za-z0-9][A-Za-z0-9._-]*$")
