@@ -142,7 +142,10 @@ def _fail(error: PatchkitError, command: str, argv: Sequence[str], options: Opti
     # A usage error may be raised before --json was parsed.
     own = argv[: argv.index("--")] if "--" in argv else argv
     as_json = options.json or "--json" in own
-    report.render_error(error, command, as_json=as_json, color=_color(options))
+    try:
+        report.render_error(error, command, as_json=as_json, color=_color(options))
+    except OSError:
+        pass  # nobody can be told; the exit code still says it
     return error.exit_code
 
 
