@@ -25,6 +25,7 @@ COMMANDS = {
     "verify": "patchkit.cli.inspect:verify",
     "check": "patchkit.cli.inspect:check",
     "log": "patchkit.cli.inspect:log",
+    "ps": "patchkit.cli.ps:ps",
     "list": "patchkit.cli.patches:list_",
     "show": "patchkit.cli.patches:show",
     "diff": "patchkit.cli.patches:diff",
