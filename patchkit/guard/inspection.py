@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from patchkit.guard import accelerators, procfs
@@ -73,13 +74,16 @@ class Inspection:
         self.environment = Environment(tree)
         self.finder = Finder()
         self.views = Views()
-        self.notes: list[str] = []
         nodes = accelerators.patterns()
         self._nodes = accelerators.NodeMatcher(nodes)
-        self._listed = accelerators.listed()
         self._has_nodes = accelerators.any_present(nodes)
         self._compiled = [name for name in tree.files if not name.endswith(".py")]
         self._unseen = 0
+
+    @cached_property
+    def _listed(self) -> accelerators.Listed:
+        """The vendors' lists: asked only when they matter, since starting NVML takes longer than the rest."""
+        return accelerators.listed()
 
     def run(self, exclude: set[int]) -> Findings:
         own = os.getpid()
@@ -93,13 +97,14 @@ class Inspection:
                 for pid in procfs.pids()
                 if pid != own and pid not in exclude
             )
-        holders.extend(self._strangers(exclude))
+        if procfs.hides_others() or not procfs.in_initial_pid_namespace():
+            holders.extend(self._strangers(exclude))
         found = [holder for holder in holders if holder is not None]
         found.sort(key=lambda holder: (not holder.blocks, holder.verdict is not Verdict.LOADED, holder.pid))
-        return Findings(tuple(found), (*self._notes(), *self._listed.notes))
+        return Findings(tuple(found), tuple(self._notes()))
 
     def _notes(self) -> list[str]:
-        notes = list(self.notes)
+        notes = list(self._listed.notes) if "_listed" in vars(self) else []
         if self._unseen:
             notes.append(
                 f"{self._unseen} processes of other users could not be read; by their command lines "
@@ -128,7 +133,7 @@ class Inspection:
             return None  # a kernel thread, or one that has ended
         if answer is None:
             return None
-        gpus = self._gpus(pid, maps or b"")
+        gpus = self._gpus(pid, maps)
         blocks = answer.verdict is Verdict.LOADED or (
             answer.relevant and not ancestor and (answer.verdict is Verdict.CANNOT_TELL or bool(gpus))
         )
@@ -159,12 +164,17 @@ class Inspection:
             hint=answer.hint,
         )
 
-    def _gpus(self, pid: int, maps: bytes) -> tuple[Gpu, ...]:
-        in_lists = tuple(self._listed.by_pid.get(pid, ()))
-        if not self._has_nodes:
-            return in_lists
-        paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
-        return in_lists or self._nodes.gpus(paths)
+    def _gpus(self, pid: int, maps: bytes | None) -> tuple[Gpu, ...]:
+        """What the process holds; without its ``maps`` only the lists can say."""
+        nodes: tuple[Gpu, ...] = ()
+        if maps is not None:
+            if not self._has_nodes:
+                return ()
+            paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
+            nodes = self._nodes.gpus(paths)
+            if not nodes:
+                return ()
+        return tuple(self._listed.by_pid.get(pid, ())) or nodes
 
     def _look(self, pid: int, maps: bytes) -> _Answer | None:
         """A process whose maps may be read."""
@@ -243,7 +253,7 @@ class Inspection:
                 f"sys.modules has {unsure}, relative to a folder that is no longer known ({what})",
                 True,
             )
-        if reason is None and not self._listed.by_pid.get(pid) and not self._has_nodes:
+        if reason is None and not self._has_nodes:
             return None
         if reason is None:
             return _Answer(
@@ -306,12 +316,11 @@ class Inspection:
         users = procfs.uids(pid)
         if known is None or users is None or known.ended or known.kernel:
             return None
-        listed = self._listed.by_pid.get(pid, ())
         reason = self.environment.by_stranger(
             procfs.arguments(pid),
             known.command,
             users[0],
-            on_gpu=any(gpu.kind != "graphics" for gpu in listed),
+            on_gpu=lambda: any(gpu.kind != "graphics" for gpu in self._listed.by_pid.get(pid, ())),
         )
         if reason is None:
             self._unseen += 1
@@ -331,9 +340,8 @@ class Inspection:
                 continue
             holders.append(self._invisible(tuple(gpus), f"its list names process {pid}, which is not here"))
         for gpu in self._listed.unexplained:
-            if not any(self._nodes.gpus(procfs.descriptors(pid)) for pid in procfs.pids()):
-                used = f"{(gpu.memory or 0) >> 20} MiB of it are in use and no process here holds it"
-                holders.append(self._invisible((gpu,), used))
+            used = f"{(gpu.memory or 0) >> 20} MiB of it are in use that no process here accounts for"
+            holders.append(self._invisible((gpu,), used))
         return holders
 
     def _may_be(self, pid: int) -> bool:
