@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from installed import contents, install
+
 from patchkit import diff as d
 from patchkit.authoring import errors as e
 from patchkit.authoring.base import Base
@@ -90,10 +90,9 @@ def bench(tmp_path: Path) -> Bench:
 def edit(path: str, at: int = 20, old: int | None = None, text: bytes = b"changed\n") -> bytes:
     """A plain diff of the model, whose line ``old`` (default ``at``) it expects at line ``at``."""
     number = at if old is None else old
-    return (
-        f"--- a/{path}\n+++ b/{path}\n@@ -{at - 1},3 +{at - 1},3 @@\n line {number - 1}\n-line {number}\n".encode()
-        + b"+" + text + f" line {number + 1}\n".encode()
-    )  # fmt: skip
+    header = f"--- a/{path}\n+++ b/{path}\n@@ -{at - 1},3 +{at - 1},3 @@\n"
+    before = f" line {number - 1}\n-line {number}\n"
+    return (header + before).encode() + b"+" + text + f" line {number + 1}\n".encode()
 
 
 CHANGED = MODEL.replace(b"line 20\n", b"changed\n")
@@ -211,9 +210,10 @@ def test_a_folder_of_patches_is_taken_in_order_as_one(bench):
     assert bench.lint() == []
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
-def test_a_source_without_a_diff_is_refused(bench, make):
-    make(bench.folder / "nothing")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_source_without_a_diff_is_refused(bench, there):
+    if there:
+        (bench.folder / "nothing").mkdir()
     with pytest.raises(e.NoDiffsError):
         import_(str(bench.folder / "nothing"), name="p", base=bench.base(), catalog=bench.catalog)
 
@@ -239,10 +239,10 @@ def test_another_release_than_the_installed_one_is_refused(bench):
 
 
 def test_a_name_that_is_no_folder_name_is_refused(bench):
+    source = bench.folder / "x.diff"
+    source.write_bytes(edit("engine/srt/model.py"))
     with pytest.raises(e.BadNameError):
-        bench.import_(edit("engine/srt/model.py"), name="../p") if (bench.folder / "x").mkdir() else import_(
-            str(bench.folder), name="../p", base=bench.base(), catalog=bench.catalog
-        )
+        import_(str(source), name="../p", base=bench.base(), catalog=bench.catalog)
 
 
 def test_a_patch_on_another_is_made_on_its_result(bench):

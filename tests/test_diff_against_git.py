@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import stat
 import subprocess
 from collections import Counter
 
 import pytest
+import unidiff
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from patchkit import diff as d
@@ -93,7 +95,7 @@ def committed(folder, files: Tree) -> str:
 
 
 OPTIONS = [
-    *(["-U%d" % lines] for lines in range(11)),
+    *([f"-U{lines}"] for lines in range(11)),
     ["--patience"],
     ["--histogram", "-W"],
     ["--minimal", "--no-prefix"],
@@ -103,9 +105,25 @@ OPTIONS = [
 
 # Few different lines, so that blocks repeat and a wrong place would match.
 line = st.sampled_from(
-    [b"a", b"b", b"", b" x", b"}", b"a\r", b"-- a/f", b"++ b/f", b"@@ -1 +1 @@", b"\\ No", b"\x0c", b"\xc2\x85",
-     b"\xe2\x80\xa8", b"\xff", b"diff --git a/f b/f", b"# def f(x):"]
-)  # fmt: skip
+    [
+        b"a",
+        b"b",
+        b"",
+        b" x",
+        b"}",
+        b"a\r",
+        b"-- a/f",
+        b"++ b/f",
+        b"@@ -1 +1 @@",
+        b"\\ No",
+        b"\x0c",
+        b"\xc2\x85",
+        b"\xe2\x80\xa8",
+        b"\xff",
+        b"diff --git a/f b/f",
+        b"# def f(x):",
+    ]
+)
 text = st.tuples(st.lists(line, max_size=30), st.booleans()).map(
     lambda parts: b"\n".join(parts[0]) + (b"\n" if parts[1] and parts[0] else b"")
 )
@@ -176,11 +194,34 @@ def test_random_edits_apply_as_git_made_them(tmp_path_factory, trees, options, r
         COUNTS[f"random edits with {kind}"] += 1
     COUNTS["random edits with binary"] += any(file.forward is not None for file in parsed.files)
 
+    if not any(file.forward is not None for file in parsed.files):
+        assert witnessed(parsed, patch)
+        COUNTS["random edits that unidiff reads alike"] += 1
+
     written = d.render(parsed)
     again = d.parse(written)
     assert ours(again, old) == new
     assert ours(d.reverse(again), new) == old
     assert d.render(again) == written
+
+
+def witnessed(parsed: Diff, patch: bytes) -> bool:
+    """Whether unidiff, an independent reader, finds the same numbers and lines in every hunk."""
+    lines = [line + "\n" for line in patch.decode("latin-1").split("\n")[:-1]]
+    for file in parsed.files:
+        for hunk in file.hunks:
+            count = sum(1 + (not entry.endswith(b"\n")) for entry in hunk.body)
+            text = ["--- a/f\n", "+++ b/f\n", *lines[hunk.line - 1 : hunk.line + count]]
+            (other,) = unidiff.PatchSet(text)[0]
+            numbers = (other.source_start, other.source_length, other.target_start, other.target_length)
+            if numbers != (hunk.old_start, hunk.old_count, hunk.new_start, hunk.new_count):
+                return False
+            body = [str(one) for one in other if one.line_type != "\\"]
+            if [one[:-1] for one in body] != [
+                entry.decode("latin-1").removesuffix("\n") for entry in hunk.body
+            ]:
+                return False
+    return True
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -267,7 +308,14 @@ def small_history(chance: random.Random):
 # -- mutation -------------------------------------------------------------------------------------
 
 
-def mutated(patch: bytes, chance: random.Random | None = None):
+HEADERS = tuple(
+    b"@@|index |old mode|new mode|new file|deleted|similarity|literal|delta|--- |+++ |diff |rename".split(
+        b"|"
+    )
+)
+
+
+def mutated(patch: bytes):
     """Every deletion, duplication and swap of a line, and every number of a header one up and down."""
     lines = patch.splitlines(keepends=True)
     for at in range(len(lines)):
@@ -275,8 +323,7 @@ def mutated(patch: bytes, chance: random.Random | None = None):
         yield "duplication", b"".join(lines[: at + 1] + lines[at:])
         if at + 1 < len(lines):
             yield "swap", b"".join([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]])
-        if lines[at].startswith((b"@@", b"index ", b"old mode", b"new mode", b"new file", b"deleted", b"similarity",
-                                 b"literal", b"delta", b"--- ", b"+++ ", b"diff ", b"rename")):  # fmt: skip
+        if lines[at].startswith(HEADERS):
             for start, end in numbers(lines[at]):
                 for step in (1, -1):
                     value = int(lines[at][start:end]) + step
@@ -286,8 +333,6 @@ def mutated(patch: bytes, chance: random.Random | None = None):
 
 
 def numbers(line: bytes):
-    import re
-
     return [match.span() for match in re.finditer(rb"\d+", line)]
 
 
