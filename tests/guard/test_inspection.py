@@ -8,10 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
-from conftest import (
+
+import patchkit
+from patchkit.guard import Findings, Verdict, inspect, procfs
+from tests.guard.debian import DebianPython
+from tests.guard.processes import (
     IMPORT,
     INTERPRETERS,
     NOTHING,
@@ -22,9 +27,6 @@ from conftest import (
     needs_root,
     write_engine,
 )
-from debian import DebianPython
-
-from patchkit.guard import Findings, Verdict, inspect, procfs
 
 
 def test_there_are_interpreters_to_test_with():
@@ -215,7 +217,7 @@ def test_another_environments_hard_link_to_the_same_bytes_is_another_file(
 
 def test_a_forked_child_and_a_forkserver_child_are_found(engine: Engine, python: str):
     engine.start(
-        f"""
+        """
         import multiprocessing, os, sys, time
         if __name__ == "__main__":
             context = multiprocessing.get_context("forkserver")
@@ -395,10 +397,13 @@ def test_an_extension_module_is_held_by_whoever_maps_it(engine: Engine, python: 
     assert "maps" in holder.evidence
 
 
+SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(patchkit.__file__)))
+
+
 def test_the_calling_process_is_a_holder_only_if_it_loaded_the_file(engine: Engine):
     code = f"""
         import os, sys
-        sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__import__("patchkit").__file__)))!r})
+        sys.path.insert(0, {SOURCE!r})
         from patchkit.guard import inspect
         root = {engine.root!r}
         if len(sys.argv) > 1:
@@ -407,8 +412,6 @@ def test_the_calling_process_is_a_holder_only_if_it_loaded_the_file(engine: Engi
         sys.stdin.read()
     """
     assert engine.start(code).said == ["0"]  # type: ignore[attr-defined]
-    import textwrap
-
     loaded = engine.start("", arguments=("-c", textwrap.dedent(code), "load"))
     assert loaded.said == ["1"]  # type: ignore[attr-defined]
 
@@ -475,10 +478,7 @@ AS_NOBODY = """
 
 def as_nobody(engine: Engine, pid: int, prefix: str | None = None) -> str:
     """What an unprivileged user's guard says of ``pid``."""
-    import textwrap
-
-    source = os.path.dirname(os.path.dirname(os.path.abspath(sys.modules["patchkit"].__file__ or "")))
-    code = AS_NOBODY.format(source=source, root=engine.root, file=VICTIM, pid=pid, prefix=prefix)
+    code = AS_NOBODY.format(source=SOURCE, root=engine.root, file=VICTIM, pid=pid, prefix=prefix)
     done = subprocess.run(
         ["/usr/bin/env", "-i", sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
