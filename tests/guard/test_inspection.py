@@ -589,7 +589,7 @@ def test_a_same_path_in_another_mount_namespace_may_be_another_file(engine: Engi
 @needs_root
 def test_debians_newer_interpreters_in_a_root_of_their_own(engine: Engine, debian_python: DebianPython):
     """Also: an absolute link below another root leads inside that root."""
-    tree = debian_python.root / "srv" / os.path.basename(os.path.dirname(engine.root))
+    tree = debian_python.root / "srv" / f"tree-{os.getpid()}"
     alias = tree.with_name(f"{tree.name}-alias")
     shutil.copytree(engine.root, tree)
     alias.symlink_to(f"/srv/{tree.name}")
