@@ -15,7 +15,7 @@ from patchkit.guard.procfs import maps
 from tests.guard.debian import DebianPython
 from tests.guard.processes import WAIT, Engine, needs_root
 
-ASK = f"""
+ASK = """
     import ctypes, json, sys
     pointer = ctypes.c_size_t.from_address
     runtime = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
@@ -27,12 +27,12 @@ ASK = f"""
         return [offset for offset in range(0, reach, 8) if pointer(start + offset).value == wanted]
     def data(text, raw):
         return ctypes.string_at(id(text), 120).index(raw)
-    print(json.dumps({{
+    print(json.dumps({
         "head": at(runtime, state), "modules": at(state, id(sys.modules)),
         "filename": at(id(code), id(code.co_filename), 400), "name": at(id(code), id(code.co_name), 400),
         "ascii": [data(text, b"plain text")], "compact": [data(wide, wide.encode("latin-1"))],
         "version": sys.hexversion,
-    }}).replace(" ", ""), flush=True)
+    }).replace(" ", ""), flush=True)
     sys.stdin.read()
 """
 

@@ -75,7 +75,7 @@ def test_batches_beyond_what_one_call_takes(memory: ProcessMemory, mapped: Mappe
     sizes = [1 + index % 7 for index in range(5000)]
     addresses = [mapped.address + index % 1000 for index in range(5000)]
     got = memory.read_ranges(addresses, sizes)
-    assert got == [memory.read(address, size) for address, size in zip(addresses, sizes)]
+    assert got == [memory.read(address, size) for address, size in zip(addresses, sizes, strict=True)]
 
 
 def test_an_empty_batch(memory: ProcessMemory):
