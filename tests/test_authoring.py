@@ -407,6 +407,18 @@ def test_litter_of_editors_and_interpreters_is_not_part_of_the_patch(bench):
     assert (files / "engine/srt/model.py~").exists()
 
 
+def test_a_scratch_copy_that_was_moved_away_deletes_nothing(bench):
+    bench.new("p", "engine/srt/model.py", "engine/srt/server.py")
+    (bench.scratch() / "engine/srt/model.py").write_bytes(CHANGED)
+    bench.refresh("p")
+    before = contents(bench.patches / "p/edit")
+    bench.scratch().rename(bench.folder / "moved")
+    with pytest.raises(e.ScratchError, match="no files"):
+        bench.refresh("p")
+    (bench.folder / "moved").rename(bench.scratch())
+    assert contents(bench.patches / "p/edit") == before
+
+
 def test_a_symlink_in_the_scratch_copy_is_refused(bench):
     bench.new("p", "engine/srt/model.py")
     (bench.scratch() / "engine/link.py").symlink_to("/etc/passwd")

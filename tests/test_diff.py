@@ -466,6 +466,20 @@ def test_a_patch_cut_inside_its_last_line_is_refused():
     assert "cut short" in str(error)
 
 
+def test_a_signature_may_lack_its_last_newline():
+    patch = GIT + HEAD + EDIT + b"-- \n2.39.5"
+    assert applied(patch, tree(f=ABC)) == tree(f=b"a\nB\nc\n")
+
+
+@pytest.mark.parametrize("line", [b"Only in new: my file\n", b"Only in new/x: y\n"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_file_that_the_diff_only_mentions_is_refused(line, first):
+    section = HEAD + EDIT
+    error = refused(line + section if first else section + line, tree(f=ABC))
+    assert isinstance(error, e.UnsupportedDiffError)
+    assert "diff -ruN" in str(error)
+
+
 def test_a_hunk_without_a_change_is_refused():
     assert isinstance(refused(HEAD + b"@@ -1,3 +1,3 @@\n a\n b\n c\n", tree(f=ABC)), e.MalformedDiffError)
 

@@ -61,6 +61,11 @@ class Scratch:
 
     def present(self) -> Iterator[str]:
         """The root-relative paths of the files that are there now, in order."""
+        if not os.path.isdir(self.files):
+            # Not every file deleted, but the whole copy moved away.
+            raise ScratchError(
+                self.folder, "has an index but no files", "put them back, or move the folder away"
+            )
         found = []
         for top, folders, entries in os.walk(self.files):
             folders[:] = [name for name in folders if name != "__pycache__"]
@@ -70,7 +75,7 @@ class Scratch:
                     raise ScratchError(full, "is a symbolic link; a patch holds regular files only")
             for name in entries:
                 full = os.path.join(top, name)
-                if name.endswith(_LITTER) or name.startswith((".#", "#")):
+                if name.endswith(_LITTER) or name.startswith((".#", "#", store.TEMPORARY)):
                     continue
                 if not stat.S_ISREG(os.stat(full).st_mode):
                     raise ScratchError(full, "is no regular file")
