@@ -430,6 +430,17 @@ def test_a_broken_index_is_refused_and_left_alone(bench):
         assert index.read_text() == text
 
 
+def test_a_lost_index_is_refused_and_mended_by_opening_again(bench):
+    bench.new("p", "engine/srt/model.py")
+    (bench.scratch() / "engine/srt/model.py").write_bytes(CHANGED)
+    (bench.patches / "p/edit/base.json").unlink()
+    with pytest.raises(e.ScratchError, match="patchkit new p"):
+        bench.refresh("p")
+    bench.new("p")
+    bench.refresh("p")
+    assert bench.result("p") == {"engine/srt/model.py": CHANGED}
+
+
 @pytest.mark.parametrize("path", ["nope.py", "engine/nope.py", "../x", "/etc/passwd"])
 def test_opening_what_is_not_there_is_refused(bench, path):
     with pytest.raises(PatchkitError):
