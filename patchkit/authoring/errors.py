@@ -16,6 +16,8 @@ def _count(items: Sequence[object], noun: str) -> str:
 
 
 class ReleaseMismatchError(PatchkitError):
+    """Another release is installed than the one named."""
+
     code = "release-mismatch"
     exit_code = REFUSED
 
@@ -29,6 +31,8 @@ class ReleaseMismatchError(PatchkitError):
 
 
 class ReleaseUnknownError(PatchkitError):
+    """The folder does not say its release, and no ``--release`` was given."""
+
     code = "release-unknown"
     exit_code = USAGE
 
@@ -108,6 +112,8 @@ class HunksMovedError(PatchkitError):
 
 
 class VariantExistsError(PatchkitError):
+    """Another variant has that file name."""
+
     code = "variant-exists"
     exit_code = REFUSED
 
@@ -116,6 +122,8 @@ class VariantExistsError(PatchkitError):
 
 
 class OtherDistributionError(PatchkitError):
+    """The patch belongs to another distribution."""
+
     code = "other-distribution"
     exit_code = REFUSED
 
@@ -126,6 +134,8 @@ class OtherDistributionError(PatchkitError):
 
 
 class NoDistributionError(PatchkitError):
+    """A new patch needs to know which distribution it is for."""
+
     code = "no-distribution"
     exit_code = USAGE
 
@@ -134,6 +144,8 @@ class NoDistributionError(PatchkitError):
 
 
 class BadNameError(PatchkitError):
+    """A patch name that could not be a folder's name."""
+
     code = "bad-patch-name"
     exit_code = USAGE
 
@@ -145,6 +157,8 @@ class BadNameError(PatchkitError):
 
 
 class NotInTreeError(PatchkitError):
+    """A file to be opened is not in the installed tree."""
+
     code = "not-in-tree"
     exit_code = USAGE
 
@@ -155,6 +169,8 @@ class NotInTreeError(PatchkitError):
 
 
 class NothingChangedError(PatchkitError):
+    """The scratch copy has no edit."""
+
     code = "nothing-changed"
     exit_code = REFUSED
 
@@ -177,6 +193,8 @@ class ScratchError(PatchkitError):
 
 
 class NoDiffsError(PatchkitError):
+    """What was to be imported holds no diff."""
+
     code = "no-diffs"
     exit_code = USAGE
 
@@ -187,6 +205,8 @@ class NoDiffsError(PatchkitError):
 
 
 class SeriesError(PatchkitError):
+    """A series has no diff of its own."""
+
     code = "series"
     exit_code = USAGE
 

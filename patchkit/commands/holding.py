@@ -45,6 +45,8 @@ _VERB = {
 
 
 class ReasonMissingError(PatchkitError):
+    """``--override-guard`` without a reason."""
+
     code = "usage"
     exit_code = USAGE
 
