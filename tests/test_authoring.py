@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import contents, install
 
 from patchkit import diff as d
 from patchkit.authoring import errors as e
@@ -25,6 +24,8 @@ from patchkit.errors import PatchkitError
 from patchkit.manifest import Manifest, ManifestError, PinMismatchError
 from patchkit.selection import UnknownReleaseError
 from patchkit.target import environment, locate
+from patchkit.tree import UnsafePathError
+from tests.installed import contents, install
 
 MODEL = b"".join(b"line %d\n" % n for n in range(1, 41))
 FILES = {
@@ -231,6 +232,16 @@ def test_a_tree_that_is_not_pristine_is_refused(bench):
     (bench.site / "engine/srt/model.py").write_bytes(MODEL + b"local edit\n")
     with pytest.raises(e.NotPristineError):
         bench.import_(edit("engine/srt/model.py"))
+
+
+def test_a_folder_symlink_out_of_the_root_is_refused(bench):
+    outside = bench.folder / "outside"
+    outside.mkdir()
+    (outside / "model.py").write_bytes(MODEL)
+    (bench.site / "engine/link").symlink_to(outside)
+    with pytest.raises(UnsafePathError, match="leads out of the root"):
+        bench.import_(edit("engine/link/model.py"))
+    assert (outside / "model.py").read_bytes() == MODEL
 
 
 def test_another_release_than_the_installed_one_is_refused(bench):
