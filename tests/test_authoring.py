@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import contents, install
+from tests.installed import contents, install
 
 from patchkit import diff as d
 from patchkit.authoring import errors as e
