@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 # The engines (1.4 GB each) live outside the checkout; see examples/cpu_engine/venv.py.
 
-.PHONY: setup demo test test-core test-engine lint bench faults clean
+.PHONY: setup demo test test-core test-engine differential lint bench faults clean
 
 setup: $(VENV)/.ready
 
@@ -24,6 +24,10 @@ test-core: setup
 
 test-engine: setup
 	$(BIN)/python -m pytest -m engine tests
+
+# Thousands of random diffs beside git and GNU diff, and every mutation of a patch; prints the counts.
+differential: setup
+	PATCHKIT_EXAMPLES=3000 $(BIN)/python -m pytest -q -s tests/test_diff_against_git.py
 
 lint: setup
 	$(BIN)/ruff check .
