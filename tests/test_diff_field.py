@@ -6,7 +6,7 @@ import pytest
 
 from patchkit import diff
 from patchkit.diff import Content, comparison
-from patchkit.diff.errors import MalformedDiffError, MiscountedHunkError
+from patchkit.diff.errors import MalformedDiffError, MiscountedHunkError, PathCollisionError
 from patchkit.manifest import Manifest, ManifestError
 
 OLD = b"a\nb\n"
@@ -86,3 +86,8 @@ def test_a_hunk_has_the_last_heading_above_it() -> None:
 def test_a_manifest_with_a_number_of_thousands_of_digits_is_a_manifest_error() -> None:
     with pytest.raises(ManifestError):
         Manifest.from_json(b'{"schema": ' + b"1" * 5000 + b"}", name="m")
+
+
+def test_a_new_file_below_one_that_is_there_is_refused() -> None:
+    with pytest.raises(PathCollisionError, match="which is a file"):
+        applied(b"--- /dev/null\n+++ b/f/y\n@@ -0,0 +1 @@\n+a\n")

@@ -36,7 +36,7 @@ class Placement:
 @dataclass(frozen=True)
 class Placed:
     """Diffs with paths of the root; for each, the paths (as it has them) that are not in the tree. ``found``
-    counts the sections about a file that is there, and those about a new file in a folder that is there.
+    counts the sections about a file that is there, and those about a new file.
     """
 
     placement: Placement
@@ -135,7 +135,8 @@ def _placed(parsed: Sequence[tuple[Diff, int]], placement: Placement, base: Base
             if file.change != "add":
                 old += base.has_file(moved.old_path)
             else:
-                new += base.has_folder(path.rpartition("/")[0])
+                # Whether its folder is there says nothing: a new file may come with a new folder.
+                new += 1
             inside.append(moved)
             made.add(path)
         diffs.append(Diff(whole.name, tuple(inside)))

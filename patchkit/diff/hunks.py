@@ -110,8 +110,8 @@ def is_header(lines: Sequence[bytes], index: int) -> bool:
 
 
 def is_signature(lines: Sequence[bytes], index: int) -> bool:
-    """Whether the signature of ``git format-patch`` starts here: ``-- `` and git's version, or one line of the
-    sender's own (``libgit2 1.4.3``, ``GitLab``) that ends the mail and cannot be a line of a hunk.
+    """Whether the signature of ``git format-patch`` starts here: ``-- `` and git's version, or one line of
+    the sender's own (``libgit2 1.4.3``, ``GitLab``) that ends the mail and cannot be a line of a hunk.
     """
     if lines[index] not in (b"-- ", b"--") or index + 1 >= len(lines):
         return False
