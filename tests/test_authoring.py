@@ -692,3 +692,12 @@ def test_a_new_file_in_a_new_folder_stays_where_its_path_says(bench):
 def test_a_new_file_below_a_file_of_the_tree_is_refused(bench):
     with pytest.raises(DiffError, match="which is a file"):
         bench.import_(b"--- /dev/null\n+++ b/engine/data.bin/y\n@@ -0,0 +1 @@\n+a\n")
+
+
+def test_a_diff_without_prefixes_may_change_two_packages(tmp_path):
+    bench = Bench(tmp_path)
+    install(bench.site, "engine", "1.0", {**FILES, "engine_kernels/__init__.py": b"a\n"})
+    kernels = b"--- engine_kernels/__init__.py\n+++ engine_kernels/__init__.py\n@@ -1 +1 @@\n-a\n+b\n"
+    models = edit("engine/srt/model.py").replace(b"a/", b"").replace(b"b/", b"")
+    bench.import_(models + kernels)
+    assert set(bench.result("p")) == {"engine/srt/model.py", "engine_kernels/__init__.py"}

@@ -102,17 +102,16 @@ def place(
 
 
 def _parse(data: bytes, name: str, strip: int | None) -> tuple[Diff, int]:
-    """The diff and how many components are already cut: one, where the names allow it (``a/``, ``b/``)."""
-    if strip == 0:
-        return diff.parse(data, name=name, strip=0), 0
-    try:
-        return diff.parse(data, name=name, strip=1), 1
-    except (UnsafePathError, MalformedDiffError) as error:
-        # Names without a folder have nothing to cut; any other refusal stands.
+    """The diff and how many components are already cut: none, where both sides have the same names
+    (``--no-prefix``, Subversion), else one (``a/``, ``b/``).
+    """
+    refusals: dict[int, DiffError] = {}
+    for cut in (0, 1) if strip is None else (1, 0) if strip else (0,):
         try:
-            return diff.parse(data, name=name, strip=0), 0
-        except DiffError:
-            raise error from None
+            return diff.parse(data, name=name, strip=cut), cut
+        except (UnsafePathError, MalformedDiffError) as error:
+            refusals[cut] = error
+    raise refusals.get(1, refusals[0])
 
 
 def _placed(parsed: Sequence[tuple[Diff, int]], placement: Placement, base: Base) -> Placed:
