@@ -129,6 +129,9 @@ def run(argv: list[str]) -> int:
         name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
         reason = error.strerror or str(error)
         return _fail(_IoFailed(f"{name}: {reason}" if name else reason, path=name), command, argv, options)
+    except UnicodeEncodeError as error:
+        message = f"a name that the locale's encoding ({error.encoding}) cannot spell; set PYTHONUTF8=1"
+        return _fail(_Usage(message), command, argv, options)
     except Exception as error:
         if options.verbose:
             raise
