@@ -211,9 +211,7 @@ def leases(root: str) -> list[Lease]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = [_load(root, os.path.join(folder, name)) for name in names if name.endswith(_SUFFIX)]
-    return sorted(
-        (one for one in found if one is not None), key=lambda lease: (lease.created, lease.session)
-    )
+    return sorted((one for one in found if one is not None), key=lambda lease: (lease.created, lease.session))
 
 
 def _load(root: str, path: str) -> Lease | None:

@@ -59,7 +59,9 @@ def import_before_first(module: ast.Module) -> Insertion:
 def attach_after_super(init: ast.FunctionDef) -> Insertion:
     for first, after in zip(init.body, init.body[1:], strict=False):
         if ast.unparse(first) == "super().__init__()":
-            return Insertion(after.lineno, after.col_offset, "self.hs_dump = hs_dump.attach(config, __file__)")
+            return Insertion(
+                after.lineno, after.col_offset, "self.hs_dump = hs_dump.attach(config, __file__)"
+            )
     raise EditError("no super().__init__() in __init__")
 
 
