@@ -1,8 +1,9 @@
 """Becomes the command of a session. Run as a script in the new process; imports nothing of patchkit.
 
-``python -I -S launch.py REPORT TERMINAL PARENT IGNORED -- COMMAND...``: makes a process group of its own, takes
-the terminal (a descriptor, -1 for none), asks to be told (SIGTERM) when PARENT dies, and executes COMMAND. What
-prevents that is written to the descriptor REPORT, as an errno. IGNORED are signals that stay ignored.
+``python -I -S launch.py REPORT TERMINAL PARENT IGNORED -- COMMAND...``: makes a process group of its own,
+takes the terminal (a descriptor, -1 for none), asks to be told (SIGTERM) when PARENT dies, and executes
+COMMAND. What prevents that is written to the descriptor REPORT, as an errno. IGNORED are signals that stay
+ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     try:
-        os.execvp(command[0], command)
+        os.execvp(command[0], command)  # noqa: S606 (no shell, on purpose)
     except OSError as error:
         os.write(int(report), str(error.errno).encode("ascii"))
         os._exit(126)

@@ -75,17 +75,15 @@ class Lease:
     def describe(self) -> str:
         what = " ".join(self.patches) or "the pristine tree"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.created))
-        return (
-            f"session {self.session} ({what}; process {self.pid} of {self.user} on {self.host} since {since}: "
-            f"{self.command[:120]})"
-        )
+        who = f"process {self.pid} of {self.user} on {self.host}"
+        return f"session {self.session} ({what}; {who} since {since}: {self.command[:120]})"
 
     def shares(self, patches: Collection[str]) -> bool:
         """Whether a session with ``patches`` needs the very same tree."""
         return set(patches) == set(self.patches)
 
     def is_local(self) -> bool:
-        """Whether this kernel can say if it lives; a container has another host name, but not another boot."""
+        """Whether this kernel can say if it lives: a container has its own host name, but not its own boot."""
         return self.boot_id == boot_id()
 
     def is_above(self) -> bool:

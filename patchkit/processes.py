@@ -12,11 +12,12 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchkit.guard import procfs
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
 MARKER = "PATCHKIT_SESSION"  # ids of the sessions that a process runs in, outermost first, ':' between them
@@ -100,10 +101,12 @@ class Family:
         self.session = session
         self.exclusive = exclusive
         self.known: set[Process] = set()
+        self._started: dict[int, subprocess.Popen[Any]] = {}
         self._strangers = {process for process in table().values() if process.parent == os.getpid()}
 
-    def add(self, pid: int) -> None:
-        process = look(pid)
+    def add(self, child: subprocess.Popen[Any]) -> None:
+        self._started[child.pid] = child
+        process = look(child.pid)
         if process is not None:
             self.known.add(process)
 
@@ -131,10 +134,13 @@ class Family:
             return True
         return self.session in procfs.environment(child.pid).get(MARKER, "").split(":")
 
-    def reap(self, but: int = 0) -> None:
-        """Collect dead members that are our children, except ``but``, whose status its starter wants."""
+    def reap(self) -> None:
+        """Collect dead members that are our children; one that was started here keeps its exit code."""
         for process in self.members():
-            if process.ended and process.parent == os.getpid() and process.pid != but:
+            if not process.ended or process.parent != os.getpid():
+                continue
+            child = self._started.get(process.pid)
+            if child is None or child.poll() is None:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
 
@@ -151,19 +157,17 @@ class Ending:
     left: list[Process] = field(default_factory=list)
 
 
-def end(
-    family: Family, grace_s: float, say: Callable[[str], None], tick: Callable[[], None], *, but: int = 0
-) -> Ending:
+def end(family: Family, grace_s: float, say: Callable[[str], None], tick: Callable[[], None]) -> Ending:
     """SIGTERM to every member, SIGKILL after ``grace_s``; returns when none is left, or cannot be ended.
 
-    ``tick`` is called some times a second. The child ``but`` is ended too, but not reaped.
+    ``tick`` is called some times a second.
     """
     done = Ending()
     told: set[Process] = set()
     killed: set[Process] = set()
     begun = time.monotonic()
     while True:
-        family.reap(but)
+        family.reap()
         living = family.living()
         if not living:
             break

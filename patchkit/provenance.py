@@ -1,8 +1,8 @@
 """What a session ran on, in writing: an in-toto Statement that other tools read too.
 
-https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The subjects are the tree as the command
-saw it, and the files that it made. Trees are digested as ``dirHash`` of that specification (the sorted lines of
-``sha256sum``, hashed again), over the distribution's files without bytecode and backups.
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The subjects are the tree as the
+command saw it, and the files that it made. Trees are digested as ``dirHash`` of that specification (the
+sorted lines of ``sha256sum``, hashed again), over the distribution's files without bytecode and backups.
 """
 
 from __future__ import annotations

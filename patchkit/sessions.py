@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from patchkit import lease, processes, provenance
 from patchkit.commands import change

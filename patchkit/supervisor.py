@@ -164,7 +164,7 @@ class Supervisor:
                 )
             finally:
                 os.close(report_w)
-            self.family.add(child.pid)
+            self.family.add(child)
             trouble = report.read()  # until the command runs, or cannot
         if trouble:
             child.wait()
@@ -193,12 +193,12 @@ class Supervisor:
                 select.select(ready, [], [], _TICK_S if pidfd is not None else _TICK_S / 4)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 512)
-                self._tick(child)
+                self._tick()
                 if len(self.received) > self.answered and ending_since is None:
                     ending_since = time.monotonic()
                 if ending_since is None or killed or time.monotonic() - ending_since < self.grace_s:
                     continue
-                processes.end(self.family, 0.0, self.say, self.tick, but=child.pid)
+                processes.end(self.family, 0.0, self.say, self.tick)
                 killed = True
         finally:
             self._child = None
@@ -225,11 +225,11 @@ class Supervisor:
         child.returncode = os.waitstatus_to_exitcode(status)
         return child.returncode
 
-    def _tick(self, child: subprocess.Popen[Any]) -> None:
+    def _tick(self) -> None:
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._looked = now
-            self.family.reap(but=child.pid)
+            self.family.reap()
         self.tick()
 
     # -- job control --------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def _result(session: Session, command: Sequence[str], code: int, failure: AfterC
     lines: list[str | tuple[str, str]] = [
         ("title", f"session {session.id}"),
         f"  command   {shlex.join(command)[:200]}",
-        f"  {'' if code else ''}end       it {how} after {took:.1f} s",
+        f"  end       it {how} after {took:.1f} s",
     ]
     ending = session.ending
     if ending is not None and ending.found:
