@@ -1,14 +1,17 @@
-"""The edit that hsdump makes in a model's source, found by syntax rather than by line.
+"""The edit that the hsdump patches make in a model's source, found by syntax rather than by line.
 
-The model classes of SGLang's releases differ in many lines, but not in these: ``__init__`` begins with
-``super().__init__()``, the layer loop of ``forward`` has one ``layer = self.layers[i]``, and one ``if``
-that asks ``is_idle()`` holds the final norm.
+SGLang's model classes differ between releases in many lines, but not in these: ``__init__`` calls
+``super().__init__``, one loop of ``forward`` uses ``self.layers[i]``, and ``self.norm`` is used after it.
 """
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class EditError(ValueError):
@@ -17,85 +20,93 @@ class EditError(ValueError):
 
 @dataclass(frozen=True)
 class Insertion:
-    """``text`` goes before ``line`` (from 1), indented by ``indent`` columns."""
+    """``lines`` go before what is at ``line`` (from 1), ``indent`` columns to the right."""
 
     line: int
     indent: int
-    text: str
+    lines: tuple[str, ...]
+
+    @classmethod
+    def before(cls, statement: ast.stmt, *lines: str) -> Insertion:
+        return cls(statement.lineno, statement.col_offset, lines)
 
 
-def dumping(source: str, class_name: str) -> str:
+def defines_forward(source: str, class_name: str) -> bool:
+    """Whether the class has a forward of its own, or leaves it to its base class."""
+    return "forward" in methods(ast.parse(source), class_name)
+
+
+def with_dump(source: str, class_name: str) -> str:
     """``source`` with the calls of hs_dump in the model class ``class_name``. Raises EditError."""
     module = ast.parse(source)
-    model = only([n for n in module.body if isinstance(n, ast.ClassDef) and n.name == class_name], class_name)
-    methods = {n.name: n for n in model.body if isinstance(n, ast.FunctionDef)}
-    insertions = [
-        import_before_first(module),
-        attach_after_super(methods["__init__"]),
-        *captures(methods["forward"]),
-    ]
+    found = methods(module, class_name)
+    insertions = [importing(module), attaching(found["__init__"]), *capturing(found["forward"])]
     lines = source.split("\n")
-    for insertion in sorted(insertions, key=lambda it: it.line, reverse=True):
-        pad = " " * insertion.indent
-        lines[insertion.line - 1 : insertion.line - 1] = [pad + text for text in insertion.text.split("\n")]
+    for insertion in sorted(insertions, key=lambda one: one.line, reverse=True):
+        at = insertion.line - 1
+        lines[at:at] = [" " * insertion.indent + line for line in insertion.lines]
     edited = "\n".join(lines)
     compile(edited, class_name, "exec")
     return edited
 
 
-def only(found: list[ast.AST], what: str) -> ast.AST:
-    if len(found) != 1:
-        raise EditError(f"{len(found)} places for {what}, not one")
-    return found[0]
+def methods(module: ast.Module, class_name: str) -> dict[str, ast.FunctionDef]:
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+    if len(classes) != 1:
+        raise EditError(f"{len(classes)} classes {class_name}, not one")
+    return {node.name: node for node in classes[0].body if isinstance(node, ast.FunctionDef)}
 
 
-def import_before_first(module: ast.Module) -> Insertion:
+def importing(module: ast.Module) -> Insertion:
     for node in module.body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.srt."):
-            return Insertion(node.lineno, 0, "from sglang.srt import hs_dump")
+            return Insertion.before(node, "from sglang.srt import hs_dump")
     raise EditError("no import from sglang.srt")
 
 
-def attach_after_super(init: ast.FunctionDef) -> Insertion:
-    for first, after in zip(init.body, init.body[1:], strict=False):
-        if ast.unparse(first) == "super().__init__()":
-            return Insertion(
-                after.lineno, after.col_offset, "self.hs_dump = hs_dump.attach(config, __file__)"
-            )
-    raise EditError("no super().__init__() in __init__")
+def attaching(init: ast.FunctionDef) -> Insertion:
+    for statement in init.body:
+        if ast.unparse(statement).startswith("super().__init__("):
+            after = (statement.end_lineno or statement.lineno) + 1
+            line = "self.hs_dump = hs_dump.attach(config, __file__)"
+            return Insertion(after, statement.col_offset, (line,))
+    raise EditError("__init__ does not call super().__init__")
 
 
-def captures(forward: ast.FunctionDef) -> list[Insertion]:
+def capturing(forward: ast.FunctionDef) -> Iterator[Insertion]:
+    """Before each layer, and after the last one, before the final norm."""
     names = {node.id for node in ast.walk(forward) if isinstance(node, ast.Name)}
     residual = "residual" if "residual" in names else "residual_batch"
     if residual not in names:
         raise EditError("neither residual nor residual_batch in forward")
-    layer = only(
-        [
-            node
-            for node in ast.walk(forward)
-            if isinstance(node, ast.Assign) and ast.unparse(node) == "layer = self.layers[i]"
-        ],
-        "layer = self.layers[i]",
-    )
-    norm = only(
-        [
-            node
-            for node in ast.walk(forward)
-            if isinstance(node, ast.If)
-            and ast.unparse(node.test) == "not forward_batch.forward_mode.is_idle()"
-            and "norm" in ast.unparse(node)
-        ],
-        "the final norm",
-    )
-    return [
-        Insertion(node.lineno, node.col_offset, call(k, residual))
-        for node, k in ((layer, "i"), (norm, "len(self.layers)"))
-    ]
+    layers = [trail for trail in trails(forward.body, "self.layers[i]") if any(map(is_loop, trail))]
+    norms = list(trails(forward.body, "self.norm"))
+    if len({loop for trail in layers for loop in trail if is_loop(loop)}) != 1 or not norms:
+        raise EditError("not exactly one loop over self.layers[i], and self.norm, in forward")
+    norm = next(statement for statement in norms[0] if not is_about_pipeline(statement))
+    if any(norm not in trail for trail in norms):
+        raise EditError("self.norm is used in more than one place of forward")
+    for k, statement in (("i", layers[0][-1]), ("len(self.layers)", norm)):
+        call = f"self.hs_dump.capture({k}, hidden_states, {residual}, forward_batch)"
+        yield Insertion.before(statement, "if self.hs_dump is not None:", f"    {call}")
 
 
-def call(k: str, residual: str) -> str:
-    return (
-        f"if self.hs_dump is not None:\n"
-        f"    self.hs_dump.capture({k}, hidden_states, {residual}, forward_batch)"
-    )
+def trails(
+    block: list[ast.stmt], expression: str, above: tuple[ast.stmt, ...] = ()
+) -> Iterator[tuple[ast.stmt, ...]]:
+    """For each innermost statement that holds ``expression``: itself, after all those around it."""
+    for statement in block:
+        held = (node for node in ast.walk(statement) if isinstance(node, ast.expr))
+        if not any(ast.unparse(node) == expression for node in held):
+            continue
+        inner = [*getattr(statement, "body", []), *getattr(statement, "orelse", [])]
+        below = list(trails(inner, expression, (*above, statement)))
+        yield from below or [(*above, statement)]
+
+
+def is_loop(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.For)
+
+
+def is_about_pipeline(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and "pp_group" in ast.unparse(statement.test)
