@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.state import HISTORY, own_like_root
+from patchkit.durable import fsync_folder, own_like_root, write_all
+from patchkit.state import HISTORY
 
 SCHEMA = 1
 
@@ -78,14 +79,13 @@ class History:
             position = sum(len(line) + 1 for line in lines)
             os.ftruncate(descriptor, position)
             os.lseek(descriptor, position, os.SEEK_SET)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, data)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if new:
             own_like_root(self.root, self.path)
+            fsync_folder(os.path.dirname(self.path))
 
     def last_mtime_ns(self) -> int:
         """The newest modification time that any change gave a file, in nanoseconds; 0 if none."""

@@ -18,8 +18,9 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from patchkit.durable import own_like_root
 from patchkit.errors import HELD, PatchkitError
-from patchkit.state import FOLDER, SCHEMA, State, StateFileError, dump_json, load_json, own_like_root, prepare
+from patchkit.state import FOLDER, SCHEMA, State, StateFileError, dump_json, load_json, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -83,7 +84,7 @@ class Lease:
         return set(patches) == set(self.patches)
 
     def is_local(self) -> bool:
-        """Whether this kernel can say if it lives: a container has its own host name, but not its own boot."""
+        """Whether this kernel can say if it lives; a container has another host name, not another boot."""
         return self.boot_id == boot_id()
 
     def is_above(self) -> bool:

@@ -17,15 +17,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from patchkit import lease, processes, provenance
+from patchkit.abandonment import finish
 from patchkit.commands import change
 from patchkit.commands.check import Verdict, judge
-from patchkit.commands.holding import Holding
-from patchkit.errors import AFTER_COMMAND, HELD, NO, USAGE, PatchkitError
-from patchkit.lease import Claim, Lease, LeasedError
+from patchkit.commands.holding import LOCK_WAIT_S, Holding
+from patchkit.errors import AFTER_COMMAND, NO, USAGE, PatchkitError
 from patchkit.lock import tree_lock
 from patchkit.provenance import Record, TreeState
 from patchkit.state import State
 from patchkit.supervisor import Supervisor
+from patchkit.tenancy import Tenancy
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from patchkit.catalog import Patch
-    from patchkit.processes import Ending, Process
+    from patchkit.lease import Lease
+    from patchkit.processes import Ending
     from patchkit.target import Target
     from patchkit.workspace import Workspace
 
 GRACE_S = 30.0
-_LOCK_WAIT_S = 60.0  # another patchkit holds the tree's lock for moments
 _SETTLE_S = 15.0  # for what others started to let go of the tree, and for a driver to free its memory
 
 
@@ -65,23 +66,6 @@ class NotCleanAtStartError(PatchkitError):
             f"{target.label} in {target.root} is not clean: {first[0]}{more}",
             path=target.root,
             hint="'patchkit check' names each file",
-        )
-
-
-class SessionAliveError(PatchkitError):
-    """The holder of an abandoned session died, but processes that it started live on."""
-
-    code = "abandoned-session-alive"
-    exit_code = HELD
-
-    def __init__(self, abandoned: Lease, alive: Sequence[Process]) -> None:
-        self.lease = abandoned
-        self.processes = list(alive)
-        who = ", ".join(f"{process.pid} ({process.title()[:80]})" for process in alive[:4])
-        super().__init__(
-            f"abandoned {abandoned.describe()}: its processes still run: {who}",
-            path=abandoned.root,
-            hint="stop them, or wait for them with --wait 10m",
         )
 
 
@@ -149,7 +133,7 @@ class Session:
         self.grace_s = grace_s
         self.say = say
         self.holding = replace(
-            holding or Holding(), session=self.id, lock_wait_s=_LOCK_WAIT_S, say=self._say_or_stop
+            holding or Holding(), session=self.id, lock_wait_s=LOCK_WAIT_S, say=self._say_or_stop
         )
         self.env_set = {key: value for patch in self.patches for key, value in patch.env.items()}
         self.env_set.update(env or {})
@@ -160,16 +144,16 @@ class Session:
             self.id, env_set=self.env_set, outputs=[provenance.check_output(path) for path in outputs]
         )
         self.record_path: str | None = None
-        self.command_line = lease.command_line()
         self.ending: Ending | None = None
         self.shared_with: list[Lease] = []
         self.kept = False
         self.verdicts: list[Verdict] = []
         self._exclusive = exclusive
-        self._claims: list[Claim] = []
+        self._tenancy = Tenancy(
+            self.id, [patch.name for patch in self.patches], lease.command_line(), self.holding
+        )
         self._supervisor: Supervisor | None = None
         self._before: list[Verdict] = []
-        self._beat_at = 0.0
         self._pids: set[int] = set()
 
     # -- entering -----------------------------------------------------------------------------------
@@ -188,35 +172,20 @@ class Session:
             exclusive=self._exclusive,
             raising=not self._exclusive,
             say=self.say,
-            tick=self._beat,
-            on_stop=self._hold_still,
+            tick=self._tenancy.beat,
+            on_stop=self._tenancy.stop,
         )
         try:
             for target in self.targets:
                 for abandoned in lease.abandoned(target.root):
                     if abandoned.distribution == target.distribution:
                         self.say(finish(self.workspace, abandoned, self.holding))
-                self._claim(target)
+                self._tenancy.claim(target)
             self._prepare()
             self._answer("getting ready")
         except BaseException:
             self._undo()
             raise
-
-    def _claim(self, target: Target) -> None:
-        names = [patch.name for patch in self.patches]
-
-        def attempt() -> None:
-            with tree_lock(target.root):
-                for other in lease.live(target.root, target.distribution):
-                    if not other.shares(names):
-                        raise LeasedError(other)
-                lease.sweep(target.root)
-                self._claims.append(
-                    lease.claim(target.root, target.distribution, names, self.id, self.command_line)
-                )
-
-        self.holding.retrying(attempt)
 
     def _prepare(self) -> None:
         for target in self.targets:
@@ -240,12 +209,12 @@ class Session:
             self._supervisor.quiet()
             self._supervisor.answered = len(self._supervisor.received)
         try:
-            if self._claims and self.patches:
+            if self._tenancy.claims and self.patches:
                 self._restore()
-            self._release()
+            self._tenancy.release()
         except (PatchkitError, OSError) as error:
             self.say(f"{_message(error)}; 'patchkit recover' finishes it")
-            self._abandon()
+            self._tenancy.abandon()
         finally:
             self._leave()
 
@@ -326,21 +295,9 @@ class Session:
             raise NothingToRunOnError("the session is not open")
         return self._supervisor
 
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._beat_at >= lease.BEAT_S:
-            self._beat_at = now
-            for claim in self._claims:
-                claim.beat()
-
-    def _hold_still(self) -> None:
-        for claim in self._claims:
-            claim.stop()
-        self._beat_at = 0.0  # beat at once when continued
-
     def _say_or_stop(self, text: str) -> None:
         """Called while something is waited for: the moment to see that a signal came."""
-        self._beat()
+        self._tenancy.beat()
         self._answer("waiting")
         self.say(text)
 
@@ -395,9 +352,9 @@ class Session:
                 self._restore()
             what = "the tree could not be verified"
             self._verify()
-            self._release()
+            self._tenancy.release()
         except (PatchkitError, OSError) as error:
-            self._abandon()
+            self._tenancy.abandon()
             hint = (
                 "the patch is still applied; 'patchkit recover' finishes the session"
                 if self.patches
@@ -424,32 +381,13 @@ class Session:
             time.sleep(0.5)
 
     def _restore(self) -> None:
-        """Take the patches off, unless another session needs them: then its end does."""
-        target = self.targets[0]
-        holding = replace(self.holding, wait_s=max(self.holding.wait_s, _SETTLE_S))
-        names = [patch.name for patch in self.patches]
-        while True:
-            with tree_lock(target.root, time.monotonic() + _LOCK_WAIT_S):
-                self.shared_with = lease.live(target.root, target.distribution, but=self.id)
-                if self.shared_with:
-                    # Under the lock, so that of two that end at once one sees that it is the last.
-                    self._drop_claims(target.root)
-                    return
-            applied = {one.patch for one in State.load(target.root).stack}
-            mine = [name for name in names if name in applied]
-            if not mine:
-                break
-            try:
-                change.restore(self.workspace, mine, holding=holding)
-                break
-            except LeasedError:
-                continue  # a session came that shares the patches
-        self.record.restored = True
+        self.shared_with = self._tenancy.restore(self.workspace, self.targets[0], _SETTLE_S)
+        self.record.restored = not self.shared_with
 
     def _verify(self) -> None:
         for target, tree in zip(self.targets, self.record.trees, strict=True):
             # Under the lock, for a session that shares the patches may come at any moment.
-            with tree_lock(target.root, time.monotonic() + _LOCK_WAIT_S):
+            with tree_lock(target.root, LOCK_WAIT_S):
                 still = {one.patch for one in State.load(target.root).stack}
                 expect = still if self.patches else frozenset()
                 verdict = judge(target, self.workspace.catalog, expect=expect)
@@ -477,21 +415,6 @@ class Session:
             )
         return None
 
-    def _drop_claims(self, root: str) -> None:
-        for claim in [one for one in self._claims if one.lease.root == root]:
-            claim.release()
-            self._claims.remove(claim)
-
-    def _release(self) -> None:
-        for root in dict.fromkeys(claim.lease.root for claim in self._claims):
-            with tree_lock(root, time.monotonic() + _LOCK_WAIT_S):
-                self._drop_claims(root)
-
-    def _abandon(self) -> None:
-        for claim in self._claims:
-            claim.abandon()
-        self._claims.clear()
-
     def _leave(self) -> None:
         if self._supervisor is not None:
             self.record.signals = list(self._supervisor.received)
@@ -506,35 +429,6 @@ def _worse(verdict: Verdict, before: Sequence[Verdict]) -> bool:
     return any((one.path, one.kind) not in known for one in verdict.offenders) or any(
         text not in said for text in verdict.complaints
     )
-
-
-def finish(workspace: Workspace, abandoned: Lease, holding: Holding) -> str:
-    """End a session whose holder died: restore its patches once its processes are gone.
-
-    Returns a sentence. Raises SessionAliveError while they live, HolderError while others use the files.
-    """
-
-    def attempt() -> str:
-        alive = processes.marked(abandoned.session)
-        if alive:
-            raise SessionAliveError(abandoned, alive)
-        with tree_lock(abandoned.root, time.monotonic() + _LOCK_WAIT_S):
-            others = lease.live(abandoned.root, abandoned.distribution)
-            if others:
-                abandoned.discard()
-                return (
-                    f"abandoned {abandoned.describe()}: its patches are in use by session {others[0].session}"
-                )
-        applied = {one.patch for one in State.load(abandoned.root).stack}
-        names = [name for name in abandoned.patches if name in applied]
-        if names:
-            change.restore(workspace, names, holding=replace(holding, wait_s=0.0))
-        with tree_lock(abandoned.root, time.monotonic() + _LOCK_WAIT_S):
-            lease.sweep(abandoned.root)
-        restored = f": restored {' '.join(names)}" if names else ""
-        return f"finished abandoned {abandoned.describe()}{restored}"
-
-    return holding.retrying(attempt)
 
 
 def session(

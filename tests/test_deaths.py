@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -195,7 +196,10 @@ def _environ(pid: int) -> str:
 
 def _strike(scene: Scene, row: Death) -> None:
     """Bring about the phase, and the death in it."""
-    patchkit = lambda: os.kill(scene.patchkit.pid, row.number)  # noqa: E731
+
+    def patchkit() -> None:
+        os.kill(scene.patchkit.pid, row.number)
+
     if row.phase == "waiting":
         with tree_lock(str(scene.bed.root)):
             scene.serve()
@@ -209,7 +213,7 @@ def _strike(scene: Scene, row: Death) -> None:
         patchkit()
     elif row.phase == "restoring":
         scene.run("true")
-        scene.until(lambda: (scene.folder / "seen").exists() or _second_journal(scene))
+        scene.until(functools.partial(_is_restoring, scene))
         patchkit()
     elif row.phase == "held":
         # Someone else imports the patched module while the session runs, and stays.
@@ -236,8 +240,8 @@ def _strike(scene: Scene, row: Death) -> None:
         _strike_server(scene, row, patchkit)
 
 
-def _second_journal(scene: Scene) -> bool:
-    """Whether the journal of the restore is there: one that says so."""
+def _is_restoring(scene: Scene) -> bool:
+    """Whether the journal of the restore is there."""
     with contextlib.suppress(OSError):
         return b'"restore"' in scene.bed.journal.read_bytes()
     return False

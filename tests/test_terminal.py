@@ -22,7 +22,7 @@ ECHO = (
 )
 # What is printed must not stand in the line that the terminal echoes.
 SLEEP = "import time, demopkg.core; print('started', demopkg.core.answer(), flush=True); time.sleep(600)"
-RAW = "import os, signal, sys, tty; tty.setraw(0); print('raw', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+RAW = "import os, signal, tty; tty.setraw(0); os.kill(os.getpid(), signal.SIGKILL)"
 
 
 class Shell:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from patchkit.target import Target
 
 T = TypeVar("T")
+LOCK_WAIT_S = 60.0  # for what need not ask: the lock of a tree is held for moments
 _POLL_S = 1.0
 
 

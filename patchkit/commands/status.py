@@ -37,7 +37,7 @@ def status(workspace: Workspace) -> Result:
             "release": target.release,
             "root": target.root,
             "editable": target.editable,
-            "interrupted": journal is not None,
+            "interrupted": journal is not None and not journal.running,
             "stack": [],
             "by_hand": by_hand,
             "kept_backups": [vars(kept) for kept in state.kept],
@@ -46,7 +46,11 @@ def status(workspace: Workspace) -> Result:
         lines.append(("title", f"{target.label} in {target.root}"))
         if journal is not None:
             action = journal.history.get("action", "change")
-            lines.append(("bad", f"  an {action} was interrupted; 'patchkit recover' finishes or undoes it"))
+            lines.append(
+                ("warn", f"  {action} in progress, by process {journal.pid}")
+                if journal.running
+                else ("bad", f"  {action} was interrupted; 'patchkit recover' finishes or undoes it")
+            )
         for one in lease.leases(target.root):
             if one.distribution == target.distribution:
                 alive = one.is_alive()
