@@ -45,6 +45,11 @@ class RecordError(PatchkitError):
 
 
 class OutputError(PatchkitError):
+    """``--output`` names something that can never be there.
+
+    It may come into being while the command runs, its folder may not.
+    """
+
     code = "no-output"
     exit_code = USAGE
 

@@ -46,6 +46,8 @@ _SETTLE_S = 15.0  # for what others started to let go of the tree, and for a dri
 
 
 class NothingToRunOnError(PatchkitError):
+    """Neither a patch nor ``--clean`` is named, or both are."""
+
     code = "usage"
     exit_code = USAGE
 
@@ -54,6 +56,8 @@ class NothingToRunOnError(PatchkitError):
 
 
 class NotCleanAtStartError(PatchkitError):
+    """A run on the pristine tree is asked for, and the tree is not."""
+
     code = "not-clean"
     exit_code = NO
 

@@ -37,6 +37,8 @@ _Stream = int | IO[Any] | None
 
 
 class CommandNotFoundError(PatchkitError):
+    """The command to be wrapped does not exist."""
+
     code = "command-not-found"
     exit_code = 127  # as a shell, env(1) and timeout(1)
 
@@ -45,6 +47,8 @@ class CommandNotFoundError(PatchkitError):
 
 
 class CommandNotStartedError(PatchkitError):
+    """The command to be wrapped cannot be executed."""
+
     code = "command-not-started"
     exit_code = 126
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class NoCommandError(PatchkitError):
+    """No command stands after ``--``."""
+
     code = "usage"
     exit_code = USAGE
 
