@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from examples.cpu_engine.server import PLAIN, Server
+from examples.cpu_engine.server import Server
 
 REFERENCE = Path(__file__).with_name("reference.py")
 # With fp32 weights and activations the two implementations differ in the order of sums alone: 2e-7 was
@@ -39,7 +39,7 @@ class Engine:
         """A root of its own with SGLang's files, to patch; the shared environment stays as it is."""
         root.mkdir(parents=True)
         for source in (self.site / "sglang", *self.site.glob("sglang-*.dist-info")):
-            shutil.copytree(source, root / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, root / source.name)
         return root
 
     def server(self, root: Path, log: Path, *args: str, **env: str) -> Server:
@@ -110,5 +110,3 @@ def prompt(length: int, seed: int = 0, vocab: int = 512) -> list[int]:
         value = (value * 1103515245 + 12345) % 2**31
         ids.append(2 + (value >> 8) % (vocab - 2))
     return ids
-
-

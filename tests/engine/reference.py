@@ -5,9 +5,9 @@ the chains of records that are its rows::
 
     {"names": [...], "missing": rows that no record has, "errors": {k: error}, "next_best": {k: error}}
 
-An error is the largest over the rows of |dumped - reference| / |reference|. ``next_best`` is the same against
-the state of the reference that is nearest among the wrong ones (other k, or after the final norm): a
-comparison that cannot tell them apart proves nothing.
+An error is the largest over the rows of |dumped - reference| / |reference|. ``next_best`` is the error that
+the nearest wrong state of the reference (another k, or after the final norm) would have: a comparison that cannot
+tell them apart proves nothing.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ def main():
             for index, k in enumerate(chain[0]["layers"]):
                 state = torch.cat([piece["hidden_states"][index] for piece in data])
                 assert [list(state.shape)] == [[len(ids), chain[0]["shapes"][index][1]]]
-                apart = [row_error(state, other[missing:]) for other in wanted]
-                errors[k] = apart.pop(k)
-                next_best[k] = min(apart)
+                right = wanted[k][missing:]
+                others = [other[missing:] for number, other in enumerate(wanted) if number != k]
+                errors[k] = row_error(state, right)
+                next_best[k] = min(row_error(other, right) for other in others)
             found[place].append(
                 {
                     "names": [entry["name"] for entry in chain],

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from examples.cpu_engine.server import PLAIN
 from tests.engine.harness import (
     ALL_STATES,
     FLOAT32,
-    PLAIN,
     Engine,
     compare,
     mismatches,
@@ -132,9 +132,7 @@ def test_the_default_layers_are_written_in_the_models_dtype(
     engine: Engine, patched: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "dump"
-    with engine.server(
-        patched, tmp_path / "server.log", *PLAIN, SGLANG_HS_DUMP_DIR=str(folder)
-    ) as server:
+    with engine.server(patched, tmp_path / "server.log", *PLAIN, SGLANG_HS_DUMP_DIR=str(folder)) as server:
         server.generate(prompt(20))
         (entry,) = wait_for_rows(folder, 20)
     assert entry["layers"] == [2, 3, 4]  # R(3), R(n//2+1), R(n-2) and R(n) for n = 4
