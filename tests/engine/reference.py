@@ -6,7 +6,7 @@ the chains of records that are its rows::
     {"names": [...], "missing": rows that no record has, "errors": {k: error}, "next_best": {k: error}}
 
 An error is the largest over the rows of |dumped - reference| / |reference|. ``next_best`` is the error that
-the nearest wrong state of the reference (another k, or after the final norm) would have: a comparison that cannot
+the nearest wrong state of the reference (another k, or after the norm) would have: a comparison that cannot
 tell them apart proves nothing.
 """
 
