@@ -56,7 +56,7 @@ def patchkit(*args: str | Path) -> str:
 
 
 def wait_for_rows(folder: Path, rows: int, seconds: float = 120) -> list[dict[str, Any]]:
-    """The records of ``folder`` once they hold ``rows`` rows; those of health checks and of warm-up are left out."""
+    """The records of ``folder`` once they hold ``rows`` rows, without those of warm-up and health checks."""
     deadline = time.monotonic() + seconds
     while True:
         entries = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

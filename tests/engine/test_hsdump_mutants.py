@@ -54,7 +54,12 @@ NO_CLONE = "return hidden_states if residual is None"
 
 
 def dump_with(
-    engine: Engine, folder: Path, edits: list[tuple[str, str, str]], layers: str = ALL_STATES
+    engine: Engine,
+    folder: Path,
+    edits: list[tuple[str, str, str]],
+    *args: str,
+    layers: str = ALL_STATES,
+    **env: str,
 ) -> list[str]:
     """The mismatches of a dump by a patched tree with these edits (path, old text, new text) on top."""
     root = engine.copy_tree(folder / "root")
@@ -69,6 +74,8 @@ def dump_with(
         folder / "server.log",
         *PLAIN,
         FLOAT32,
+        *args,
+        **env,
         SGLANG_HS_DUMP_DIR=str(folder / "dump"),
         SGLANG_HS_DUMP_LAYERS=layers,
     ) as server:
@@ -106,4 +113,30 @@ def test_a_missing_clone_is_found(
 ) -> None:
     put_off = [(DUMP, COPY_NOW, COPY_LATE), (DUMP, SEAL, SEAL + SEAL_LATE)]
     wrong = dump_with(engine_0_5_9, tmp_path, [*put_off, *edits])
+    assert [line.split(" is ")[0] for line in wrong] == wrong_states
+
+
+@pytest.mark.parametrize(
+    ("edits", "wrong_states"),
+    [
+        pytest.param([], [], id="finished"),
+        pytest.param(
+            [(DUMP, '"_sglang_needs_allreduce_fusion"', '"_no_such_mark"')],
+            ["prompt 0: R(1)", "prompt 0: R(2)", "prompt 0: R(3)"],
+            id="left",
+        ),
+    ],
+)
+def test_a_sum_over_ranks_that_is_put_off_is_finished(
+    engine_0_5_9: Engine, tmp_path: Path, edits: list[tuple[str, str, str]], wrong_states: list[str]
+) -> None:
+    """With fused all-reduce a layer hands on its rank's part of the sum; R(k) needs the whole."""
+    wrong = dump_with(
+        engine_0_5_9,
+        tmp_path,
+        edits,
+        "--tp=2",
+        SGLANG_CPU_OMP_THREADS_BIND="0|1",
+        CPU_ENGINE_DEFER_ALL_REDUCE="1",
+    )
     assert [line.split(" is ")[0] for line in wrong] == wrong_states
