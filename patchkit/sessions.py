@@ -21,9 +21,16 @@ from patchkit.abandonment import finish
 from patchkit.commands import change
 from patchkit.commands.check import Verdict, judge
 from patchkit.commands.holding import LOCK_WAIT_S, Holding
-from patchkit.errors import AFTER_COMMAND, NO, USAGE, PatchkitError
+from patchkit.errors import PatchkitError
 from patchkit.lock import tree_lock
 from patchkit.provenance import Record, TreeState
+from patchkit.session_errors import (
+    AfterCommandError,
+    NotCleanAtStartError,
+    NothingToRunOnError,
+    SessionInterruptedError,
+    sentence,
+)
 from patchkit.state import State
 from patchkit.supervisor import Supervisor
 from patchkit.tenancy import Tenancy
@@ -43,61 +50,6 @@ if TYPE_CHECKING:
 
 GRACE_S = 30.0
 _SETTLE_S = 15.0  # for what others started to let go of the tree, and for a driver to free its memory
-
-
-class NothingToRunOnError(PatchkitError):
-    """Neither a patch nor ``--clean`` is named, or both are."""
-
-    code = "usage"
-    exit_code = USAGE
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, hint="patchkit run NAME... -- CMD, or patchkit run --clean -- CMD")
-
-
-class NotCleanAtStartError(PatchkitError):
-    """A run on the pristine tree is asked for, and the tree is not."""
-
-    code = "not-clean"
-    exit_code = NO
-
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-        first = [*verdict.complaints, *(f"{one.kind} {one.path}" for one in verdict.offenders)]
-        more = f" and {len(first) - 1} more" if len(first) > 1 else ""
-        target = verdict.target
-        super().__init__(
-            f"{target.label} in {target.root} is not clean: {first[0]}{more}",
-            path=target.root,
-            hint="'patchkit check' names each file",
-        )
-
-
-class SessionInterruptedError(PatchkitError):
-    """A signal came before the command was started, or while its end was waited for."""
-
-    code = "interrupted"
-
-    def __init__(self, number: int, doing: str) -> None:
-        self.exit_code = 128 + number  # type: ignore[misc]
-        super().__init__(f"{signal.Signals(number).name} while {doing}")
-
-
-class AfterCommandError(PatchkitError):
-    """The command has ended, but patchkit could not do the rest."""
-
-    code = "after-command"
-    exit_code = AFTER_COMMAND
-
-    def __init__(self, what: str, cause: BaseException | None, *, path: str | None, hint: str | None) -> None:
-        self.cause = cause
-        super().__init__(what if cause is None else f"{what}: {_message(cause)}", path=path, hint=hint)
-
-
-def _message(cause: BaseException) -> str:
-    if isinstance(cause, OSError):
-        return f"{cause.filename}: {cause.strerror}" if cause.filename else str(cause)
-    return str(cause)
 
 
 class Session:
@@ -217,7 +169,7 @@ class Session:
                 self._restore()
             self._tenancy.release()
         except (PatchkitError, OSError) as error:
-            self.say(f"{_message(error)}; 'patchkit recover' finishes it")
+            self.say(f"{sentence(error)}; 'patchkit recover' finishes it")
             self._tenancy.abandon()
         finally:
             self._leave()
@@ -267,6 +219,8 @@ class Session:
         """Start ``command``, a server say, and return at once; it is ended with the session at the latest."""
         supervisor = self._running()
         command = [os.fspath(part) for part in command]
+        if not self.record.command:
+            self.record.begun = time.time()
         self.record.command.append(list(command))
         if env:
             self.record.env_set = {**self.record.env_set, **env}

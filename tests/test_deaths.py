@@ -24,6 +24,7 @@ from tests.support import DEMO, P1, Kit, Venv, snapshot
 SERVE = str(Path(__file__).with_name("serve.py"))
 PRISTINE, MARKED, EITHER = "pristine", "marked", "either"
 PATIENCE_S = 60
+SCENE = "TESTS_SCENE"  # marks, by inheritance, every process of one test
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Scene:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                env={**os.environ, SCENE: str(self.folder)},
                 start_new_session=True,
             )
 
@@ -160,6 +162,15 @@ class Scene:
             assert time.monotonic() < deadline, f"it did not come to that:\n{self.err}"
             time.sleep(0.005)
 
+    def ours(self) -> list[processes.Process]:
+        """Everything that lives of what this test's patchkit started."""
+        mark = f"{SCENE}={self.folder}"
+        return [
+            process
+            for pid, process in processes.table().items()
+            if not process.ended and mark in _environ(pid).split("\0")
+        ]
+
     def end(self) -> int:
         return self.patchkit.wait(PATIENCE_S)
 
@@ -174,17 +185,8 @@ def scene(bed, tmp_path):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             process.wait()
-    for process in _ours():
+    for process in made.ours():
         processes.send(process, KILL)
-
-
-def _ours():
-    """Everything that runs in any session that these tests started."""
-    found = []
-    for pid, process in processes.table().items():
-        if not process.ended and f"{processes.MARKER}=" in _environ(pid):
-            found.append(process)
-    return found
 
 
 def _environ(pid: int) -> str:
@@ -288,7 +290,7 @@ def test_after_any_death_the_tree_is_pristine_or_marked_and_nothing_of_ours_live
     assert found == row.tree or row.tree == EITHER, scene.err
     if found == MARKED:
         _recover(scene)
-    assert not _ours()
+    assert not scene.ours()
     assert snapshot(scene.bed.root) == scene.bed.before
     assert scene.bed.kit.spawn("recover").out == "nothing to recover\n"
     shutil.rmtree(scene.bed.root / ".patchkit")
@@ -315,9 +317,9 @@ def _recover(scene: Scene) -> None:
     if scene.patchkit.returncode == -KILL:
         # Those that do not ignore it were told to end by the kernel when patchkit died.
         deadline = time.monotonic() + 2
-        while _ours() and time.monotonic() < deadline:
+        while scene.ours() and time.monotonic() < deadline:
             time.sleep(0.05)
-    alive = _ours()
+    alive = scene.ours()
     if alive:
         refused = kit.spawn("recover", code=3)
         assert str(alive[0].pid) in refused.err

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from patchkit.commands import change
 from patchkit.errors import AFTER_COMMAND, USAGE, PatchkitError
 from patchkit.report import Result
-from patchkit.sessions import AfterCommandError, NotCleanAtStartError, Session
+from patchkit.session_errors import AfterCommandError, NotCleanAtStartError
 from patchkit.supervisor import CommandNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from patchkit.sessions import Session
     from patchkit.workspace import Workspace
 
 

@@ -22,7 +22,7 @@ from tests.support import Kit, Venv, files
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 RELEASE = "0.5.9"
-PATCHES = Path(__file__).resolve().parents[1] / "patches"
+PATCHES = Path(__file__).resolve().parents[2] / "patches"
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
 
@@ -37,7 +37,7 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
+def copied(tmp_path_factory):
     cached = engines.ensure(RELEASE)
     model = tiny_model.ensure(cached, engines.cache_root(), tiny_model.Shape())
     made = Venv.create(tmp_path_factory.mktemp("engine") / "venv", base=os.path.realpath(cached))
@@ -93,17 +93,17 @@ class Running:
 
 
 @pytest.fixture
-def running(engine, tmp_path):
+def running(copied, tmp_path):
     port = server.free_port()
     dump = tmp_path / "dump"
     dump.mkdir()
-    command = [engine.venv.python, "-B", "-m", "sglang.launch_server", f"--model-path={engine.model}"]
+    command = [copied.venv.python, "-B", "-m", "sglang.launch_server", f"--model-path={copied.model}"]
     command += [f"--port={port}", *server.ARGUMENTS, *server.PLAIN]
     options = ["--env", f"SGLANG_HS_DUMP_DIR={dump}", "--grace", "30s", "--output", dump]
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         patchkit = subprocess.Popen(
             [
-                *(sys.executable, "-m", "patchkit", *engine.kit.where, "run", "hsdump"),
+                *(sys.executable, "-m", "patchkit", *copied.kit.where, "run", "hsdump"),
                 *map(str, [*options, "--", *command]),
             ],
             cwd=tmp_path,
@@ -135,41 +135,43 @@ def running(engine, tmp_path):
 
 
 def _all_gone(family):
-    return [process for process in family if (now := processes.look(process.pid)) == process and not now.ended]
+    return [
+        process for process in family if (now := processes.look(process.pid)) == process and not now.ended
+    ]
 
 
-def test_a_server_that_is_asked_to_end_leaves_a_pristine_tree_and_a_record(running, engine):
+def test_a_server_that_is_asked_to_end_leaves_a_pristine_tree_and_a_record(running, copied):
     running.generate()
     family = running.family()
     assert len(family) >= 3
-    assert "in use by session" in engine.kit.spawn("restore", code=3).err
+    assert "in use by session" in copied.kit.spawn("restore", code=3).err
     running.patchkit.send_signal(signal.SIGTERM)
     running.patchkit.wait(300)
     assert "restored  hsdump" in running.err
     assert not _all_gone(family)
-    assert files(engine.venv.site / "sglang") == engine.before
+    assert files(copied.venv.site / "sglang") == copied.before
     (path,) = running.folder.glob("patchkit-run-*.json")
     predicate = json.loads(path.read_text())["predicate"]
     assert predicate["statement"] == f"this run used sglang {RELEASE} with hsdump, restored afterwards"
     assert any(name.endswith(".pt") for name in predicate["outputs"][0]["files"])
-    engine.kit.spawn("attest", "verify", path)
+    copied.kit.spawn("attest", "verify", path)
 
 
 @pytest.mark.parametrize("victim", ["launch_server", "sglang::scheduler", "sglang::detokenizer"])
-def test_a_server_of_which_one_process_is_killed_is_ended_whole(running, engine, victim):
+def test_a_server_of_which_one_process_is_killed_is_ended_whole(running, copied, victim):
     family = running.family()
     os.kill(running.titled(victim), signal.SIGKILL)
     code = running.patchkit.wait(300)
     assert 0 < code < 125 or code > 128, running.err[-4000:]
     assert not _all_gone(family)
-    assert files(engine.venv.site / "sglang") == engine.before
+    assert files(copied.venv.site / "sglang") == copied.before
 
 
-def test_a_killed_patchkit_leaves_a_mark_and_recover_ends_the_session(running, engine):
+def test_a_killed_patchkit_leaves_a_mark_and_recover_ends_the_session(running, copied):
     family = running.family()
     running.patchkit.kill()
     running.patchkit.wait()
-    assert "abandoned session" in engine.kit.spawn("check", code=1).out
-    engine.kit.spawn("recover", "--wait", "120s")
+    assert "abandoned session" in copied.kit.spawn("check", code=1).out
+    copied.kit.spawn("recover", "--wait", "120s")
     assert not _all_gone(family)
-    assert files(engine.venv.site / "sglang") == engine.before
+    assert files(copied.venv.site / "sglang") == copied.before
