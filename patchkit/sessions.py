@@ -292,9 +292,10 @@ class Session:
             supervisor.answered = len(supervisor.received)
             self.record.signals = list(supervisor.received)
             failure = self._finish(keep=self.keep and good)
-            failure = self._write_record() or failure
         finally:
             self._leave()
+        # Hashing outputs may take long; the tree is safe by now, and signals do what they always do.
+        failure = self._write_record() or failure
         if failure is not None:
             raise failure
 
@@ -313,6 +314,8 @@ class Session:
             self._tenancy.release()
         except (PatchkitError, OSError) as error:
             self._tenancy.abandon()
+            self.record.restored = False
+            self.record.statement = what
             hint = (
                 "the patch is still applied; 'patchkit recover' finishes the session"
                 if self.patches

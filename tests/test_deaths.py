@@ -220,7 +220,7 @@ def _strike(scene: Scene, row: Death) -> None:
     elif row.phase == "held":
         # Someone else imports the patched module while the session runs, and stays.
         scene.run("sleep", "3")
-        scene.until(lambda: (scene.bed.root / "demopkg/core.py.bak_p1").exists())
+        scene.until((scene.bed.root / "demopkg/core.py.bak_p1").exists)
         scene.until(lambda: not scene.bed.journal.exists())
         scene.stranger = subprocess.Popen(
             [scene.bed.venv.python, "-B", SERVE, scene.ready], env={**os.environ, "PYTHONPATH": ""}

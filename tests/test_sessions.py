@@ -112,9 +112,13 @@ def test_signal_handlers_and_orphans_are_given_back(session):
 
 
 def test_an_interrupt_inside_restores_and_is_raised(session):
-    with pytest.raises(KeyboardInterrupt), session("p1"):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(60)
+    def work():
+        with session("p1"):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
 
 
 def test_a_termination_while_a_command_runs_ends_it_and_the_program(session):

@@ -51,15 +51,7 @@ def status(workspace: Workspace) -> Result:
                 if journal.running
                 else ("bad", f"  {action} was interrupted; 'patchkit recover' finishes or undoes it")
             )
-        for one in lease.leases(target.root):
-            if one.distribution == target.distribution:
-                alive = one.is_alive()
-                entry["sessions"].append({**one.to_json(), "alive": alive})
-                lines.append(
-                    ("warn", f"  in use by {one.describe()}")
-                    if alive
-                    else ("bad", f"  abandoned {one.describe()}; 'patchkit recover' finishes it")
-                )
+        _add_sessions(target, entry, lines)
         for applied in own:
             files = [_file(target, state, applied, pin) for pin in applied.manifest.files]
             entry["stack"].append(_applied_json(applied, files))
@@ -72,6 +64,16 @@ def status(workspace: Workspace) -> Result:
             lines.append("  no patch is applied")
         targets.append(entry)
     return Result({"targets": targets}, lines)
+
+
+def _add_sessions(target: Target, entry: dict[str, Any], lines: list[str | tuple[str, str]]) -> None:
+    for one in lease.live(target.root, target.distribution):
+        entry["sessions"].append({**one.to_json(), "alive": True})
+        lines.append(("warn", f"  in use by {one.describe()}"))
+    for one in lease.abandoned(target.root):
+        if one.distribution == target.distribution:
+            entry["sessions"].append({**one.to_json(), "alive": False})
+            lines.append(("bad", f"  abandoned {one.describe()}; 'patchkit recover' finishes it"))
 
 
 def log(workspace: Workspace, *, verify: bool = False) -> Result:
