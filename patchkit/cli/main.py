@@ -141,7 +141,8 @@ def _render(outcome: report.Result, command: str, options: Options) -> int:
             color=_color(options),
         )
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):
+        # A wrapped command's exit code counts also where nobody can be told, say on a full disk.
+        if error.errno not in (errno.EPIPE, errno.EIO) and not outcome.aside:
             raise
         # The reader went away (`patchkit log | head`, a closed terminal): what was done stands, and stdout
         # must not be flushed again.
