@@ -220,6 +220,22 @@ def test_the_next_run_finishes_an_abandoned_session(run, tmp_path):
     assert "restored  p1" in err
 
 
+def test_recover_waits_for_the_processes_of_an_abandoned_session(run, kit, tmp_path):
+    process = run("run", "p1", command=["python", "-B", SERVE, tmp_path / "r", "--ignore"], code=None)
+    _until((tmp_path / "r").exists)
+    server = int((tmp_path / "r").read_text().split()[0])
+    process.kill()
+    process.wait(60)
+    assert f"its processes still run: {server} " in kit.spawn("recover", code=3).err
+    waiting = kit.popen("recover", "--wait", "60s")
+    assert "waiting" in waiting.stderr.readline()
+    os.kill(server, signal.SIGKILL)
+    process.communicate(timeout=60)
+    out, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, err
+    assert "restored p1" in out
+
+
 def test_nohup_stays_nohup(run, tmp_path):
     process = run(
         *("run", "p1", "--grace", "1s"),

@@ -95,12 +95,12 @@ class Holding:
             raise ManyErrors([HolderError(holder, target.root) for holder in blockers])
 
     def retrying(self, attempt: Callable[[], T]) -> T:
-        """Run ``attempt`` until no holder, lease or lock refuses it or the time is up."""
+        """Run ``attempt`` until nothing holds it up any more (exit code 3) or the time is up."""
         begun = time.monotonic()
         while True:
             try:
                 return attempt()
-            except (LockedError, LeasedError, ManyErrors) as error:
+            except PatchkitError as error:
                 wait_s = max(self.wait_s, self.lock_wait_s) if isinstance(error, LockedError) else self.wait_s
                 left = begun + wait_s - time.monotonic()
                 hopeless = isinstance(error, LeasedError) and error.hopeless
