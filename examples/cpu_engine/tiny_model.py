@@ -105,7 +105,7 @@ def config(shape: Shape) -> dict[str, Any]:
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Each weight's name, size and kind, in the order in which the random numbers are drawn."""
-    hidden, head = shape.hidden, shape.nope + shape.rope
+    hidden, heads, head = shape.hidden, shape.heads, shape.nope + shape.rope
     yield "model.embed_tokens.weight", (shape.vocab, hidden), "embedding"
     yield "lm_head.weight", (shape.vocab, hidden), "matrix"
     yield "model.norm.weight", (hidden,), "norm"
@@ -116,11 +116,11 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
         attention = f"{block}.self_attn"
         yield f"{attention}.q_a_proj.weight", (shape.q_rank, hidden), "matrix"
         yield f"{attention}.q_a_layernorm.weight", (shape.q_rank,), "norm"
-        yield f"{attention}.q_b_proj.weight", (shape.heads * head, shape.q_rank), "matrix"
+        yield f"{attention}.q_b_proj.weight", (heads * head, shape.q_rank), "matrix"
         yield f"{attention}.kv_a_proj_with_mqa.weight", (shape.kv_rank + shape.rope, hidden), "matrix"
         yield f"{attention}.kv_a_layernorm.weight", (shape.kv_rank,), "norm"
-        yield f"{attention}.kv_b_proj.weight", (shape.heads * (shape.nope + shape.value), shape.kv_rank), "matrix"
-        yield f"{attention}.o_proj.weight", (hidden, shape.heads * shape.value), "matrix"
+        yield f"{attention}.kv_b_proj.weight", (heads * (shape.nope + shape.value), shape.kv_rank), "matrix"
+        yield f"{attention}.o_proj.weight", (hidden, heads * shape.value), "matrix"
         if layer < shape.dense_layers:
             yield from gated_mlp(f"{block}.mlp", MLP_WIDTH, hidden)
             continue
