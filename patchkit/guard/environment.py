@@ -47,6 +47,7 @@ class Environment:
         if tree.prefix and tree.is_venv:
             places.append(tree.prefix)
         self._places = tuple(dict.fromkeys(places))
+        self._may_read: dict[int, bool] = {}
         self._words = re.compile(
             r"(?<![a-z0-9])(" + "|".join(map(re.escape, sorted(tree.packages))) + r")(?![a-z0-9])",
             re.IGNORECASE,
@@ -154,7 +155,9 @@ class Environment:
         self, arguments: list[str], name: str, uid: int, *, on_gpu: Callable[[], bool]
     ) -> str | None:
         """``arguments`` and ``name`` (``comm``) are all that is visible of the process of ``uid``."""
-        if not may_read(uid, self.tree.root):
+        if uid not in self._may_read:
+            self._may_read[uid] = may_read(uid, self.tree.root)
+        if not self._may_read[uid]:
             return None
         first = arguments[0] if arguments else ""
         if first.startswith("/"):
@@ -205,7 +208,6 @@ def _groups(uid: int) -> frozenset[int]:
         return frozenset()
 
 
-@lru_cache(maxsize=256)
 def may_read(uid: int, folder: str) -> bool:
     """Whether ``uid`` may enter ``folder`` and each folder above it, by their modes (not by ACLs)."""
     if uid == 0:

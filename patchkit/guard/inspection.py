@@ -24,7 +24,7 @@ from patchkit.guard.interpreters import Finder
 from patchkit.guard.layout import UnsupportedInterpreterError
 from patchkit.guard.memory import ProcessMemory, UnreadableError
 from patchkit.guard.places import Tree, View, Views
-from patchkit.guard.scan import Scan, scan
+from patchkit.guard.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -265,7 +265,8 @@ class Inspection:
         self, pid: int, interpreter: Interpreter, snapshot: Snapshot, maps: bytes, what: str
     ) -> _Answer:
         """Code that ``sys.modules`` does not show any more."""
-        found: Scan = scan(pid, interpreter, maps, self.tree.files, thorough=self.thorough)
+        folders = (*snapshot.search_path, snapshot.prefix, self.tree.root)
+        found = scan(pid, interpreter, maps, self.tree.files, folders, thorough=self.thorough)
         view = self.views.of(pid)
         hits = self._match_all(pid, view, found.paths)[0]
         files = tuple(name for name in self.tree.files if name in hits)
@@ -329,7 +330,7 @@ class Inspection:
             Verdict.CANNOT_TELL,
             f"no permission to read process {pid} of {procfs.user_name(users[0])}, and {reason}",
             True,
-            hint=f"run as root or as {procfs.user_name(users[0])} to make it visible",
+            hint=permission_hint(procfs.user_name(users[0])),
         )
 
     def _strangers(self, exclude: set[int]) -> list[Holder]:
@@ -383,15 +384,17 @@ class Inspection:
         return self._describe(os.getpid(), answer, (), True)
 
 
-def permission_hint() -> str:
-    """What to change so that a process of one's own may be read."""
+def permission_hint(owner: str | None = None) -> str:
+    """What to change so that a process (of the user ``owner``, else one's own) may be read."""
+    if os.geteuid() == 0:
+        return "this container lacks CAP_SYS_PTRACE: add it, or run patchkit on the host"
+    if owner is not None:
+        return f"run as root or as {owner} to make it visible"
     try:
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
             scope = int(file.read())
     except (OSError, ValueError):
         scope = 0
-    if scope and os.geteuid():
-        return f"kernel.yama.ptrace_scope is {scope}: run as root, or start it under `patchkit run`"
-    if os.geteuid() == 0:
-        return "this container lacks CAP_SYS_PTRACE: add it, or run patchkit on the host"
+    if scope:
+        return f"kernel.yama.ptrace_scope is {scope}: run as root, or start it under 'patchkit run'"
     return "run as root to make it visible"
