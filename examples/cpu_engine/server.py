@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,8 +57,12 @@ class Server:
 
     ``args`` come after the ones every CPU server needs, so they win; ``env`` is laid over this
     process's environment. ``served`` is the class that must serve the model: when the file of a model
-    class does not import, SGLang only logs it and serves another implementation.
+    class does not import, SGLang only logs it and serves another implementation. A subclass for another
+    machine replaces ``arguments`` and ``environment``.
     """
+
+    arguments: ClassVar[tuple[str, ...]] = ARGUMENTS
+    environment: ClassVar[dict[str, str]] = ENVIRONMENT
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class Server:
     ) -> None:
         self.python, self.model, self.log = python, model, log
         self.args = tuple(args)
-        self.env = {**os.environ, **ENVIRONMENT, **(env or {})}
+        self.env = {**os.environ, **self.environment, **(env or {})}
         self.served = served
         self.start_seconds = start_seconds
         self.port = free_port()
@@ -102,7 +106,7 @@ class Server:
         command = [
             str(self.python),
             *("-m", "sglang.launch_server", f"--model-path={self.model}", f"--port={self.port}"),
-            *ARGUMENTS,
+            *self.arguments,
             *([NO_WARM_UP] if knows_option(self.python, NO_WARM_UP) else []),
             *self.args,
         ]

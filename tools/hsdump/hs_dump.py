@@ -689,7 +689,8 @@ class Buffer:
         self.allocate(size)
 
     def allocate(self, size):
-        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+        # The model is built under a default device, the GPU.
+        self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
         self.array = self.memory.numpy()
         self.free = [(0, size)]
         self.size = size
