@@ -33,6 +33,10 @@ COMMANDS = {
     "new": "patchkit.cli.authoring:new",
     "refresh": "patchkit.cli.authoring:refresh",
     "lint": "patchkit.cli.authoring:lint",
+    "extract": "patchkit.cli.data:extract",
+    "pack": "patchkit.cli.data:pack",
+    "validate": "patchkit.cli.data:validate",
+    "vocab": "patchkit.cli.data:vocab",
 }
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a bug in patchkit, never a user's mistake

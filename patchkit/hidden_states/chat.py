@@ -24,7 +24,7 @@ class ChatTokenizer:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(
                 model, local_files_only=True, trust_remote_code=trust_remote_code
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever the tokenizer raises)
             reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
             raise ModelError(model, f"its tokenizer cannot be loaded ({reason[0]})") from None
         if not self.tokenizer.chat_template:
@@ -42,7 +42,8 @@ class ChatTokenizer:
             decoded = self.tokenizer.decode([ids[index] for index in indices], skip_special_tokens=False)
             if content.strip() not in decoded:
                 raise ConversationError(
-                    f"the masked tokens decode to {decoded[:60]!r}, not to the answer {content.strip()[:60]!r}"
+                    f"the masked tokens decode to {decoded[:60]!r}, "
+                    f"not to the answer {content.strip()[:60]!r}"
                 )
             for index in indices:
                 mask[index] = 1
@@ -77,7 +78,7 @@ class ChatTokenizer:
     def _render(self, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (a template raises what it likes)
             reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
             raise ConversationError(f"the chat template refuses it ({reason[0]})") from None
         return str(text)

@@ -7,6 +7,7 @@ resumed run must share. ``provenance/`` has one file for each run; it alone hold
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from patchkit import __version__
-from patchkit.hidden_states.errors import DatasetError, IncompleteError, need
+from patchkit.hidden_states.errors import DatasetError, IncompleteError
 from patchkit.hidden_states.files import durable, write_json
 from patchkit.hidden_states.formats import FORMATS, Format
 from patchkit.hidden_states.plan import Plan
@@ -44,6 +45,11 @@ class Growing:
         self.path = os.path.join(folder, GROWING, SAMPLES)
         self.places = array("q", [CLOSED]) * len(self.plan)  # where a row's line starts
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.descriptor)
+            raise DatasetError(folder, "another patchkit is writing it") from None
         self.end = self._recover()
         self.origin: dict[str, Any] | None = None
 
@@ -112,20 +118,24 @@ class Growing:
     def adopt(self, origin: dict[str, Any], hidden_size: int) -> dict[str, Any]:
         """Where this data set's states come from; the first caller says it, for resumed runs as well."""
         path = os.path.join(self.folder, GROWING, "origin.json")
+        wanted = self.settings.get("layers")
+        if wanted and origin and origin.get("layers") != wanted:
+            raise DatasetError(
+                self.folder, f"is to have the layers {wanted}, the dumps have {origin.get('layers')}"
+            )
         with self.lock:
             if self.origin is None and os.path.exists(path):
                 self.origin = _read_json(path)
             if self.origin is None:
                 self.origin = {"schema": SCHEMA, "hidden_size": hidden_size, "origin": origin}
                 write_json(path, self.origin)
-            return dict(self.origin["origin"])
+            return dict(self.origin)
 
     def finish(self) -> dict[str, Any]:
         """Write the rest and make it a data set. Raises IncompleteError when rows are missing."""
         if missing := self.missing:
             raise IncompleteError(self.folder, missing, len(self.plan), "run it again with --resume")
-        self.adopt({}, 0)
-        assert self.origin is not None
+        origin = self.adopt({}, 0)
         totals = {"samples": len(self.plan), "tokens": 0, "loss_tokens": 0, "bytes": 0}
         digest = hashlib.sha256()
         with durable(os.path.join(self.folder, SAMPLES)) as out:
@@ -143,9 +153,9 @@ class Growing:
             "patchkit": __version__,
             "samples_sha256": digest.hexdigest(),
             **totals,
-            "hidden_size": self.origin["hidden_size"],
-            "layers": self.origin["origin"]["layers"],
-            "origin": self.origin["origin"],
+            "hidden_size": origin["hidden_size"],
+            "layers": origin["origin"]["layers"],
+            "origin": origin["origin"],
             "input": self.settings["input"],
             "verifier": self.settings.get("verifier"),
         }
@@ -174,9 +184,7 @@ def start(folder: str, settings: dict[str, Any]) -> str:
     if os.path.isdir(folder):
         others = [name for name in os.listdir(folder) if name != GROWING]
         if others:
-            raise DatasetError(
-                folder, f"is not empty ({min(others)})", "name a new folder, or use --resume"
-            )
+            raise DatasetError(folder, f"is not empty ({min(others)})", "name a new folder, or use --resume")
         shutil.rmtree(os.path.join(folder, GROWING), ignore_errors=True)
     os.makedirs(os.path.join(folder, GROWING))
     if settings["format"] not in FORMATS:
@@ -259,8 +267,3 @@ def _read_json(path: str) -> dict[str, Any]:
         found = loaded.get("schema") if isinstance(loaded, dict) else None
         raise DatasetError(path, f"schema {found!r} is not one that this patchkit knows ({SCHEMA})")
     return loaded
-
-
-def torch_threads(count: int) -> None:
-    """Several packers share the cores: torch must not take all of them in each."""
-    need("torch").set_num_threads(max(1, count))

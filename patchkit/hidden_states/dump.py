@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ class Record:
             raise
         except BadDumpError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (unpickling raises anything)
             raise BadDumpError(path, f"cannot be loaded ({type(error).__name__}: {error})") from None
         shapes = [list(state.shape) for state in states]
         kinds = [str(state.dtype).removeprefix("torch.") for state in states]
@@ -248,13 +249,24 @@ class Spool:
             return 0
         return total
 
-    def failures(self) -> list[str]:
-        """What the servers' status files say went wrong."""
+    def clear(self) -> None:
+        """Remove all files of servers that are gone; only for a folder that is ours alone."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        self.seen.clear()
+        self.waiting.clear()
+        self.early.clear()
+
+    def failures(self, since: float = 0.0) -> list[str]:
+        """What the servers' status files say went wrong, of those written after ``since`` (epoch seconds)."""
         folder = os.path.join(self.folder, "status")
         found = []
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            path = os.path.join(folder, name)
             try:
-                with open(os.path.join(folder, name), "rb") as file:
+                if os.stat(path).st_mtime < since:
+                    continue
+                with open(path, "rb") as file:
                     status = json.loads(file.read())
             except (OSError, ValueError):
                 continue

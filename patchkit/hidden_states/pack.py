@@ -15,7 +15,7 @@ from patchkit.hidden_states.plan import write_plan
 from patchkit.hidden_states.sample import Sample, check, fingerprint, sequence_key, statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from patchkit.hidden_states.model import FinalNorm
     from patchkit.hidden_states.source import Source
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Packed:
-    """What became of one prompt's dump: the rows it filled, none if the data set does not want it."""
+    """A prompt's dump: the ``rows`` that it filled now, of those that it is ``wanted`` for."""
 
     prompt: Prompt
+    wanted: tuple[int, ...]
     rows: tuple[int, ...]
     tokens: int
     size: int
@@ -48,23 +49,26 @@ class Packer:
         """Raises BadDumpError, BadSampleError, OSError; then the dump is still there."""
         known = prompt.key
         if known is not None and not self.growing.plan.find(known):
-            return Packed(prompt, (), prompt.tokens, 0)
+            return Packed(prompt, (), (), prompt.tokens, 0)
         sample = prompt.load(digest=self.verify)
         same_origin(
             self.growing.folder,
-            self.growing.adopt(prompt.records[0].origin, sample.hidden_size),
+            self.growing.adopt(prompt.records[0].origin, sample.hidden_size)["origin"],
             [prompt],
         )
-        rows = self.growing.plan.find(known or sequence_key(sample.input_ids))
-        size = sum(self._add(row, sample, prompt.label) for row in rows if not self.growing.has(row))
-        if self.delete and rows:
+        wanted = self.growing.plan.find(known or sequence_key(sample.input_ids))
+        rows = [row for row in wanted if not self.growing.has(row)]
+        size = sum(self._add(row, sample, prompt.label) for row in rows)
+        if self.delete and wanted:
             prompt.delete()
-        return Packed(prompt, tuple(rows), sample.tokens, size)
+        return Packed(prompt, tuple(wanted), tuple(rows), sample.tokens, size)
 
     def _add(self, row: int, sample: Sample, label: str) -> int:
         ids, mask = self.growing.plan.row(row)
         own = replace(sample, loss_mask=mask)
         check(own, label, ids)
+        if self.norm is not None and self.norm.made(own.states[-1]):
+            raise BadSampleError(label, "post-norm", "its last state went through the final norm")
         own = normed(own, self.norm) if self.growing.format.normed else own
         return self.growing.add(row, own, {**fingerprint(own), "statistics": statistics(own)})
 
@@ -78,9 +82,20 @@ def normed(sample: Sample, norm: FinalNorm | None) -> Sample:
     return replace(sample, states=[*sample.states[:-1], norm(sample.states[-1])], normed=True)
 
 
-def begin(folder: str, format_name: str, source: Source, *, skip_bad: bool, verifier: str | None) -> Growing:
-    """A new growing data set with the rows of ``source``. Raises BadInputError, DatasetError."""
-    settings: dict[str, Any] = {"format": format_name, "verifier": verifier}
+def begin(
+    folder: str,
+    format_name: str,
+    source: Source,
+    *,
+    skip_bad: bool,
+    verifier: str | None,
+    layers: Sequence[int] | None = None,
+) -> Growing:
+    """A new growing data set with the rows of ``source``, of whatever ``layers`` the dumps have by default.
+
+    Raises BadInputError, DatasetError.
+    """
+    settings: dict[str, Any] = {"format": format_name, "verifier": verifier, "layers": layers}
     path = start(folder, settings)
     write_plan(path, source.rows(skip_bad=skip_bad))
     settle(folder, {**settings, "input": source.record()})
@@ -98,7 +113,7 @@ def pack_dumps(
     unwanted = []
     wanted = packer.growing.plan.find
     for packed in in_parallel(packer.pack, spool.prompts(wanted), workers):
-        if not packed.rows:
+        if not packed.wanted:
             unwanted.append(packed)
         if progress is not None:
             progress(packed)

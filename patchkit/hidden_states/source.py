@@ -24,12 +24,14 @@ class Source:
     """The input file and what makes a row good.
 
     ``model`` is the checkpoint whose chat template conversations go through; ``max_length`` cuts rows to
-    so many tokens; ``samples`` ends after so many good rows. ``bad`` collects what was skipped.
+    so many tokens, and none may fill the model's ``context``; ``samples`` ends
+    after so many good rows. ``bad`` collects what was skipped.
     """
 
     path: str
     model: str | None = None
     vocab_size: int | None = None
+    context: int | None = None
     max_length: int | None = None
     samples: int | None = None
     bad: list[BadRowError] = field(default_factory=list)
@@ -140,6 +142,8 @@ class Source:
         if self.max_length is not None and len(ids) > self.max_length:
             ids, mask = ids[: self.max_length], mask[: self.max_length]
             self.cut += 1
+        if self.context is not None and len(ids) >= self.context:
+            raise _RowError(f"{len(ids)} tokens, and the model's context is {self.context}; see --max-length")
         if not any(mask):
             raise _RowError("no token counts for the loss")
         if self.vocab_size is not None and max(ids) >= self.vocab_size:

@@ -29,7 +29,8 @@ def states(ids: list[int], hidden: int = HIDDEN, chosen: list[int] = CHOSEN) -> 
     channel = torch.arange(1, hidden + 1, dtype=torch.float64)
     size = 1 + (tokens % 7).unsqueeze(1) / 7
     return [
-        (k * size * torch.sin(past * channel * 0.37 + k + tokens.unsqueeze(1))).to(torch.bfloat16) for k in chosen
+        (k * size * torch.sin(past * channel * 0.37 + k + tokens.unsqueeze(1))).to(torch.bfloat16)
+        for k in chosen
     ]
 
 
@@ -54,7 +55,7 @@ def write_model(folder, hidden: int = HIDDEN) -> str:
 class Dumper:
     """Writes records; ``chunk`` cuts prompts into pieces of so many tokens."""
 
-    def __init__(self, folder, *, chunk: int | None = None, chosen=CHOSEN, hidden: int = HIDDEN, fsync=False):
+    def __init__(self, folder, *, chunk: int | None = None, chosen=CHOSEN, hidden: int = HIDDEN):
         self.folder, self.chunk, self.chosen, self.hidden = str(folder), chunk, list(chosen), hidden
         self.prefix = f"20260101T000000-{os.urandom(4).hex()}"
         self.count = 0
@@ -73,15 +74,20 @@ class Dumper:
             with self.lock:
                 name = f"{self.prefix}-{self.count:08d}"
                 self.count += 1
-            self._write(name, ids[start:end], [one[start:end].clone() for one in values], {
-                "chunk": number,
-                "final": end == len(ids),
-                "missing_rows": missing,
-                "prefix_length": start,
-                "previous": names[-1] if names else None,
-                "prompt_tokens": len(ids),
-                "sequence_sha256": None if missing else digest.hexdigest(),
-            })
+            self._write(
+                name,
+                ids[start:end],
+                [one[start:end].clone() for one in values],
+                {
+                    "chunk": number,
+                    "final": end == len(ids),
+                    "missing_rows": missing,
+                    "prefix_length": start,
+                    "previous": names[-1] if names else None,
+                    "prompt_tokens": len(ids),
+                    "sequence_sha256": None if missing else digest.hexdigest(),
+                },
+            )
             names.append(name)
         return names
 
@@ -147,6 +153,8 @@ def serve(port: int, folder: str, *, chunk: int | None = None, delay: float = 0.
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    server = serve(int(sys.argv[1]), os.environ["SGLANG_HS_DUMP_DIR"], delay=float(os.environ.get("DELAY", "0")))
+    server = serve(
+        int(sys.argv[1]), os.environ["SGLANG_HS_DUMP_DIR"], delay=float(os.environ.get("DELAY", "0"))
+    )
     print(server.server_address[1], flush=True)
     server.serve_forever()

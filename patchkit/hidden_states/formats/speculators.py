@@ -81,7 +81,7 @@ class Speculators:
                 ids, states = file.get_tensor("token_ids"), file.get_tensor("hidden_states")
         except FileNotFoundError:
             raise BadSampleError(path, "missing", "no such file") from None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the library has errors of its own)
             raise BadSampleError(path, "unreadable", str(error)) from None
         if states.dim() != 3 or states.shape[1] != len(layers):
             raise BadSampleError(

@@ -1,4 +1,4 @@
-"""The older format of ``speculators`` (0.3, 0.4; ``--legacy-data`` up to 0.7): one ``.pt`` for each sample."""
+"""The older format of ``speculators`` (0.3, 0.4; ``--legacy-data`` to 0.7): one ``.pt`` a sample."""
 
 from __future__ import annotations
 

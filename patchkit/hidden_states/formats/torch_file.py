@@ -28,7 +28,7 @@ def load(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
         loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except FileNotFoundError:
         raise BadSampleError(path, "missing", "no such file") from None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (unpickling raises anything)
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise BadSampleError(path, "unreadable", reason[0]) from None
     missing = [key for key in keys if not isinstance(loaded, dict) or key not in loaded]
