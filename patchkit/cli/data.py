@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchkit.cli.options import Duration, Options, command
+from patchkit.cli.options import Duration, Options, command, global_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def _input_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--start-timeout", type=Duration(), default="30m", show_default=True)
 @click.option("--stall", type=Duration(), default="2m", show_default=True, help="Wait for a dump so long.")
 @click.pass_obj
-def extract(options: Options, **values: Any) -> Result:
+def extract(options: Options, /, **values: Any) -> Result:
     """Extract hidden states for the samples in FILE and pack them for a trainer.
 
     The engine is patched only while its server runs. Each step can be resumed.
@@ -107,7 +107,7 @@ def extract(options: Options, **values: Any) -> Result:
 @_input_options
 @click.option("--delete-dumps", is_flag=True, help="Delete each dump once its sample is on the disk.")
 @click.pass_obj
-def pack(options: Options, **values: Any) -> Result:
+def pack(options: Options, /, **values: Any) -> Result:
     """Pack dumps into a data set, or write a data set again in another format."""
     from patchkit.commands import data as commands
 
@@ -126,7 +126,7 @@ def pack(options: Options, **values: Any) -> Result:
     help="Run the verifier on N samples and compare.",
 )
 @click.pass_obj
-def validate(options: Options, **values: Any) -> Result:
+def validate(options: Options, /, **values: Any) -> Result:
     """Check every file of a data set; exit 1 and name each that is wrong."""
     from patchkit.commands import data as commands
 
@@ -152,7 +152,7 @@ def _target_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @_target_options
 @click.pass_obj
-def vocab_build(options: Options, **values: Any) -> Result:  # noqa: ARG001
+def vocab_build(_options: Options, /, **values: Any) -> Result:
     """Choose the tokens that count most often in DATASET, and write d2t.npy and t2d.npy there."""
     from patchkit.commands import data as commands
 
@@ -164,7 +164,7 @@ def vocab_build(options: Options, **values: Any) -> Result:  # noqa: ARG001
 @click.argument("folder", metavar="DATASET")
 @_target_options
 @click.pass_obj
-def vocab_copy(options: Options, **values: Any) -> Result:  # noqa: ARG001
+def vocab_copy(_options: Options, /, **values: Any) -> Result:
     """Copy the mapping in the folder FROM to DATASET, once it is proven sound."""
     from patchkit.commands import data as commands
 
@@ -175,7 +175,7 @@ def vocab_copy(options: Options, **values: Any) -> Result:  # noqa: ARG001
 @click.argument("folder", metavar="DATASET")
 @_target_options
 @click.pass_obj
-def vocab_check(options: Options, **values: Any) -> Result:  # noqa: ARG001
+def vocab_check(_options: Options, /, **values: Any) -> Result:
     """Check the mapping of DATASET; exit 1 if it is wrong."""
     from patchkit.commands import data as commands
 
@@ -184,3 +184,62 @@ def vocab_check(options: Options, **values: Any) -> Result:  # noqa: ARG001
 
 for one in (vocab_build, vocab_copy, vocab_check):
     vocab.add_command(one)
+
+
+class _Train(click.Command):
+    """Keeps the trainer's arguments after ``--`` apart."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["patchkit.trainer"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command("train", cls=_Train, epilog="Arguments after '--' go to the trainer.")
+@global_options
+@click.option("--dataset", required=True, metavar="DIR", help="The data set; it must validate.")
+@click.option("--verifier", required=True, metavar="MODEL", help="The model that the drafter is for.")
+@click.option("--save-path", required=True, metavar="DIR", help="Where the trainer saves.")
+@click.option("--trainer", type=click.Choice(("speculators", "specforge")), default="speculators")
+@click.option("--trainer-python", metavar="EXE", help="Interpreter of the trainer's environment.")
+@click.option("--trainer-entry", metavar="FILE", help="A script in place of the trainer's own module.")
+@click.pass_context
+def train(ctx: click.Context, /, **values: Any) -> Result:
+    """Train a drafter on a valid data set, with the engine's tree proven clean and kept so."""
+    from patchkit.commands.train import train as run
+
+    options: Options = ctx.obj
+    extra = ctx.meta["patchkit.trainer"]
+    return run(options.workspace(), **values, extra=extra, quiet=options.quiet)
+
+
+@click.group("drafter")
+def drafter() -> None:
+    """Work on a trained drafter."""
+
+
+@command("config")
+@click.argument("folder", metavar="DIR")
+@click.option("--serve", required=True, metavar="sglang==R", help="The release that will serve it.")
+@click.option("--layers", type=_Layers(), default=(), help="The k it was trained on [default: its config's].")
+@click.option("--architecture", metavar="NAME", help="The verifier's [default: its config's].")
+@click.pass_obj
+def drafter_config(_options: Options, /, **values: Any) -> Result:
+    """Name the drafter's layers as the serving release reads them, and say why."""
+    from patchkit.commands.train import drafter_config as run
+
+    return run(**values)
+
+
+drafter.add_command(drafter_config)
+
+
+@command("report")
+@click.argument("folder", metavar="DATASET")
+@click.option("-o", "--out", metavar="FILE", help="The page [default: report.html in DATASET].")
+@click.pass_obj
+def report(_options: Options, /, **values: Any) -> Result:
+    """Write one HTML page about a data set: what it holds, and how it came to be."""
+    from patchkit.commands import data as commands
+
+    return commands.report(**values)

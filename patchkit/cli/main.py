@@ -37,6 +37,9 @@ COMMANDS = {
     "pack": "patchkit.cli.data:pack",
     "validate": "patchkit.cli.data:validate",
     "vocab": "patchkit.cli.data:vocab",
+    "report": "patchkit.cli.data:report",
+    "train": "patchkit.cli.data:train",
+    "drafter": "patchkit.cli.data:drafter",
 }
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a bug in patchkit, never a user's mistake

@@ -275,3 +275,12 @@ def _vocab_result(dataset: Dataset, mapping: Any, paths: Sequence[str], coverage
         "files": list(paths),
     }
     return Result(data, lines)
+
+
+def report(folder: str, out: str | None) -> Result:
+    """Write the report page of a data set."""
+    from patchkit.hidden_states.page import write_page
+
+    path = out or os.path.join(folder, "report.html")
+    write_page(Dataset(folder), path)
+    return Result({"dataset": folder, "report": path}, [("good", f"wrote {path}")])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from patchkit.hidden_states.model import FinalNorm
     from patchkit.hidden_states.sample import Sample
 
-_SUFFIXES = {"speculators": ".safetensors", "speculators-v1": "pt", "specforge": (".ckpt", ".ckpt.gz")}
+_SUFFIXES = {"speculators": (".safetensors",), "speculators-v1": ("pt",), "specforge": (".ckpt", ".ckpt.gz")}
 
 
 @dataclass
