@@ -172,7 +172,8 @@ def _origin(dataset: Dataset) -> Iterable[Sequence[str]]:
     yield "layers", ", ".join(f"R({k})" for k in dataset.layers)
     for name, digest in record["input"]["files"].items():
         yield "input", f"{name}, sha256 {digest}"
-    yield "cut", f"{record['input']['cut']} rows were longer than {record['input']['max_length']} tokens"
+    if record["input"]["max_length"] is not None:
+        yield "cut", f"{record['input']['cut']} rows were longer than {record['input']['max_length']} tokens"
     yield "samples.jsonl", f"sha256 {record['samples_sha256']}"
     yield "packed by", f"patchkit {record['patchkit']}"
 
