@@ -41,6 +41,8 @@ _KEYS: dict[str, type] = {
 
 
 class UnknownPatchError(PatchkitError):
+    """No patch has that name."""
+
     code = "unknown-patch"
     exit_code = USAGE
 
@@ -64,6 +66,8 @@ class PatchFolderError(PatchkitError):
 
 
 class NoPatchesFolderError(PatchkitError):
+    """``--patches`` names something that is not a folder."""
+
     code = "no-patches-folder"
     exit_code = USAGE
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class LockedError(PatchkitError):
+    """Another patchkit is changing the tree."""
+
     code = "locked"
     exit_code = HELD
 
@@ -29,6 +31,8 @@ class LockedError(PatchkitError):
 
 
 class LockUnsupportedError(PatchkitError):
+    """The file system cannot lock files."""
+
     code = "lock-unsupported"
     exit_code = HELD
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 class BackupInTheWayError(PatchkitError):
+    """A file with the backup's name exists and holds other bytes."""
+
     code = "backup-in-the-way"
     exit_code = REFUSED
 
@@ -61,6 +63,8 @@ class DriftedError(PatchkitError):
 
 
 class BackupLostError(PatchkitError):
+    """The backup is missing or changed, and the diff cannot give the pristine bytes either."""
+
     code = "backup-lost"
     exit_code = REFUSED
 
@@ -73,6 +77,8 @@ class BackupLostError(PatchkitError):
 
 
 class CoveredError(PatchkitError):
+    """Another patch lies on top and changes the same files."""
+
     code = "covered"
     exit_code = REFUSED
 
@@ -84,6 +90,8 @@ class CoveredError(PatchkitError):
 
 
 class NotAppliedError(PatchkitError):
+    """The patch is not in the stack."""
+
     code = "not-applied"
     exit_code = REFUSED
 

@@ -22,6 +22,8 @@ Reader = Callable[[str], Content | None]
 
 
 class UnknownReleaseError(PatchkitError):
+    """No variant serves the installed release."""
+
     code = "unknown-release"
     exit_code = REFUSED
 
@@ -37,6 +39,8 @@ class UnknownReleaseError(PatchkitError):
 
 
 class NoVariantOnStackError(PatchkitError):
+    """No variant was made for what lies below it in the stack."""
+
     code = "no-variant-on-stack"
     exit_code = REFUSED
 
@@ -68,6 +72,8 @@ class WrongFileError(PatchkitError):
 
 
 class OutsideDistributionError(PatchkitError):
+    """The diff touches a path outside the distribution."""
+
     code = "outside-distribution"
     exit_code = REFUSED
 
@@ -80,6 +86,8 @@ class OutsideDistributionError(PatchkitError):
 
 
 class OrderError(PatchkitError):
+    """``after`` or ``conflicts`` of a patch forbids this stack."""
+
     code = "patch-order"
     exit_code = REFUSED
 

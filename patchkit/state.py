@@ -38,6 +38,8 @@ class StateFileError(PatchkitError):
 
 
 class UnknownSchemaError(StateFileError):
+    """A state file of another schema."""
+
     code = "unknown-schema"
     exit_code = REFUSED
 

@@ -36,16 +36,20 @@ _PROBE = (
 
 
 class NoInterpreterError(PatchkitError):
+    """``--python``, or the active venv, is not a Python that answers."""
+
     code = "no-interpreter"
     exit_code = USAGE
 
-    def __init__(self, python: str, reason: str) -> None:
+    def __init__(self, python: str, reason: str, *, source: str = "--python") -> None:
         super().__init__(
-            f"--python {python}: {reason}", path=python, hint="name the python of the target's environment"
+            f"{source} {python}: {reason}", path=python, hint="name the python of the target's environment"
         )
 
 
 class NotARootError(PatchkitError):
+    """``--root`` names something that is not a folder."""
+
     code = "not-a-root"
     exit_code = USAGE
 
@@ -58,6 +62,8 @@ class NotARootError(PatchkitError):
 
 
 class NotInstalledError(PatchkitError):
+    """The distribution is not in the environment or folder meant."""
+
     code = "not-installed"
     exit_code = REFUSED
 
@@ -67,6 +73,8 @@ class NotInstalledError(PatchkitError):
 
 
 class AmbiguousInstallError(PatchkitError):
+    """Two metadata folders claim the distribution."""
+
     code = "ambiguous-install"
     exit_code = REFUSED
 
@@ -165,14 +173,14 @@ def environment(python: str | None = None, root: str | None = None) -> Environme
     if python is None and os.environ.get("VIRTUAL_ENV"):
         venv = os.environ["VIRTUAL_ENV"]
         if os.path.realpath(venv) != os.path.realpath(sys.prefix):
-            python = os.path.join(venv, "bin", "python")
+            return _ask(os.path.join(venv, "bin", "python"), source="the active venv (VIRTUAL_ENV)")
     if python is None:
         paths = [path for path in sys.path if path and os.path.isdir(path)]
         return Environment(sys.executable, sys.prefix, tuple(paths), sys.prefix)
     return _ask(python)
 
 
-def _ask(python: str) -> Environment:
+def _ask(python: str, source: str = "--python") -> Environment:
     try:
         done = subprocess.run(
             [python, "-I", "-c", _PROBE],
@@ -184,16 +192,16 @@ def _ask(python: str) -> Environment:
         )
         prefix, paths = json.loads(done.stdout)
     except FileNotFoundError:
-        raise NoInterpreterError(python, "no such program") from None
+        raise NoInterpreterError(python, "no such program", source=source) from None
     except PermissionError:
-        raise NoInterpreterError(python, "not executable") from None
+        raise NoInterpreterError(python, "not executable", source=source) from None
     except OSError as error:
-        raise NoInterpreterError(python, error.strerror or str(error)) from None
+        raise NoInterpreterError(python, error.strerror or str(error), source=source) from None
     except subprocess.TimeoutExpired:
-        raise NoInterpreterError(python, "did not answer within 60 s") from None
-    except ValueError:
-        last = (done.stderr.strip().splitlines() or ["not a Python interpreter"])[-1]
-        raise NoInterpreterError(python, last) from None
+        raise NoInterpreterError(python, "did not answer within 60 s", source=source) from None
+    except (ValueError, TypeError):
+        # A program that is no Python, or a Python so broken that it cannot even start.
+        raise NoInterpreterError(python, "does not answer as a Python interpreter", source=source) from None
     return Environment(python, prefix, tuple(path for path in paths if path and os.path.isdir(path)), prefix)
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 class TransactionFailedError(PatchkitError):
+    """The operating system refused in the middle of a change; undone."""
+
     code = "io-error"
     exit_code = IO_FAILED
 
@@ -43,6 +45,8 @@ class TransactionFailedError(PatchkitError):
 
 
 class ChangedMeanwhileError(PatchkitError):
+    """A file changed between planning and writing; nothing was changed."""
+
     code = "changed-meanwhile"
     exit_code = REFUSED
 
@@ -53,6 +57,8 @@ class ChangedMeanwhileError(PatchkitError):
 
 
 class ReadBackError(PatchkitError):
+    """A file reads back other bytes than were written; undone."""
+
     code = "read-back"
     exit_code = IO_FAILED
 
@@ -65,6 +71,8 @@ class ReadBackError(PatchkitError):
 
 
 class RollbackFailedError(PatchkitError):
+    """A change failed and could not be undone."""
+
     code = "rollback-failed"
     exit_code = INTERRUPTED
 

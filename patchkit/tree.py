@@ -15,6 +15,8 @@ _CHUNK = 1 << 20
 
 
 class UnsafePathError(PatchkitError):
+    """A path that is absolute, holds ``..``, or leaves the root through a symlink."""
+
     code = "unsafe-path"
     exit_code = REFUSED
 
@@ -23,6 +25,8 @@ class UnsafePathError(PatchkitError):
 
 
 class NotAFileError(PatchkitError):
+    """A folder, device or dangling link stands where a file must be."""
+
     code = "not-a-file"
     exit_code = REFUSED
 

@@ -24,6 +24,8 @@ NOTHING = "none"
 
 
 class GitFailedError(PatchkitError):
+    """git could not say what belongs to the checkout."""
+
     code = "git-failed"
     exit_code = REFUSED
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class SeveralDistributionsError(PatchkitError):
+    """Patches of different distributions were named together."""
+
     code = "several-distributions"
     exit_code = USAGE
 

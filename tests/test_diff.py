@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from patchkit import diff as d
 from patchkit.diff import errors as e
@@ -47,7 +48,7 @@ def test_a_plain_diff_changes_the_named_line():
     assert applied(HEAD + b"@@ -1,3 +1,3 @@\n a\n-b\n+B\n c\n", tree(f=ABC)) == tree(f=b"a\nB\nc\n")
 
 
-def test_time_stamps_of_diff_ruN_are_read_past():
+def test_time_stamps_of_plain_diffs_are_read_past():
     patch = (
         b"diff -ruN old/f new/f\n--- old/f\t2026-01-02 03:04:05.123456789 +0100\n"
         b"+++ new/f\t2026-01-02 03:04:06.123456789 +0100\n@@ -2 +2 @@\n-b\n+B\n"
@@ -73,7 +74,7 @@ def test_a_file_that_only_the_hunk_header_says_is_new_is_new(stamp):
 @pytest.mark.parametrize(
     "stamp", [b"1970-01-01 00:00:00.000000000 +0000", b"1970-01-01 08:00:00.000000000 +0800"]
 )
-def test_a_file_that_diff_N_dates_to_the_epoch_is_deleted(stamp):
+def test_a_file_dated_to_the_epoch_is_deleted(stamp):
     patch = b"--- old/f\t2026-01-01 00:00:00\n+++ new/f\t" + stamp + b"\n@@ -1,3 +0,0 @@\n-a\n-b\n-c\n"
     assert applied(patch, tree(f=ABC)) == {}
 
@@ -131,6 +132,21 @@ def test_equal_text_elsewhere_attracts_no_hunk():
     block = b"begin\nx\nend\n"
     patch = HEAD + b"@@ -7,3 +7,3 @@\n begin\n-x\n+y\n end\n"
     assert applied(patch, tree(f=block * 4)) == tree(f=block * 2 + b"begin\ny\nend\n" + block)
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_every_line_of_a_long_file_is_found_where_it_is(unfinished):
+    lines = [b"%d" % number + b"." * (number * 7 % 90) + b"\n" for number in range(1, 40_001)]
+    if unfinished:
+        lines[-1] = lines[-1][:-1]
+    old = b"".join(lines)
+    for number in [*range(1, 30), *range(500, 40_000, 1999), 39_998, 39_999, 40_000]:
+        entry = lines[number - 1]
+        mark = b"" if entry.endswith(b"\n") else b"\n" + MARK
+        patch = HEAD + b"@@ -%d +%d @@\n-%s%s+!%s%s" % (number, number, entry, mark, entry, mark)
+        want = b"".join([*lines[: number - 1], b"!" + entry, *lines[number:]])
+        assert d.apply(d.parse(patch), tree(f=old).get) == tree(f=want)
+    assert isinstance(refused(HEAD + b"@@ -40001 +40001 @@\n-x\n+y\n", tree(f=old)), e.MismatchError)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +277,11 @@ def test_a_name_with_spaces_is_found_without_a_header_of_its_own():
 def test_a_mail_from_format_patch_may_surround_the_sections():
     patch = (
         b"From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\n"
-        b"Subject: [PATCH] x\n\n--- a word\nbody\n---\n f | 2 +-\n 1 file changed\n\n" + GIT + HEAD +
-        b"@@ -2 +2 @@\n-b\n+B\n-- \n2.39.5\n\n"
-    )  # fmt: skip
+        b"Subject: [PATCH] x\n\n--- a word\nbody\n---\n f | 2 +-\n 1 file changed\n\n"
+        + GIT
+        + HEAD
+        + b"@@ -2 +2 @@\n-b\n+B\n-- \n2.39.5\n\n"
+    )
     assert applied(patch, tree(f=ABC)) == tree(f=b"a\nB\nc\n")
 
 
@@ -288,8 +306,19 @@ EDIT = b"@@ -2 +2 @@\n-b\n+B\n"
 
 @pytest.mark.parametrize(
     "name",
-    [b"../f", b"a/../f", b"a/../../etc/passwd", b"/etc/passwd", b"a//f", b"a/./f", b"a/", b"f", b"a/.patchkit/state.json", b"a/.git/config"],
-)  # fmt: skip
+    [
+        b"../f",
+        b"a/../f",
+        b"a/../../etc/passwd",
+        b"/etc/passwd",
+        b"a//f",
+        b"a/./f",
+        b"a/",
+        b"f",
+        b"a/.patchkit/state.json",
+        b"a/.git/config",
+    ],
+)
 def test_paths_outside_the_root_are_refused(name):
     error = refused(b"--- %s\n+++ %s\n" % (name, name) + EDIT)
     assert isinstance(error, e.UnsafePathError)
@@ -355,9 +384,17 @@ def test_deleting_more_or_less_than_the_file_is_refused():
 
 @pytest.mark.parametrize(
     ("data", "patch_line", "target_line"),
-    [(b"a\nX\nc\n", 5, 2), (b"X\nb\nc\n", 4, 1), (b"a\nb\nX\n", 7, 3), (b"a\nb\n", 7, 3), (b"", 4, 1), (b"a\nb\nc", 7, 3),
-     (b"a\r\nb\nc\n", 4, 1), (b"a \nb\nc\n", 4, 1)],
-)  # fmt: skip
+    [
+        (b"a\nX\nc\n", 5, 2),
+        (b"X\nb\nc\n", 4, 1),
+        (b"a\nb\nX\n", 7, 3),
+        (b"a\nb\n", 7, 3),
+        (b"", 4, 1),
+        (b"a\nb\nc", 7, 3),
+        (b"a\r\nb\nc\n", 4, 1),
+        (b"a \nb\nc\n", 4, 1),
+    ],
+)
 def test_a_mismatch_names_the_line_of_the_patch_and_of_the_file(data, patch_line, target_line):
     error = refused(HEAD + b"@@ -1,3 +1,3 @@\n a\n-b\n+B\n c\n", tree(f=data))
     assert isinstance(error, e.MismatchError)
@@ -399,7 +436,9 @@ def test_a_block_that_ends_inside_a_line_does_not_match():
     )
 
 
-@pytest.mark.parametrize("shift", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -1, 0), (0, 0, 0, -1)])  # fmt: skip
+@pytest.mark.parametrize(
+    "shift", [tuple(by * (place == at) for at in range(4)) for place in range(4) for by in (1, -1)]
+)
 def test_each_number_of_a_hunk_header_must_be_right(shift):
     numbers = tuple(number + by for number, by in zip((3, 3, 3, 3), shift, strict=True))
     patch = HEAD + b"@@ -%d,%d +%d,%d @@\n" % numbers + b" 3\n-4\n+four\n 5\n"
@@ -426,6 +465,20 @@ def test_a_truncated_hunk_is_refused(cut):
 def test_a_patch_cut_inside_its_last_line_is_refused():
     error = refused(HEAD + b"@@ -2 +2 @@\n-b\n+Bett", tree(f=ABC))
     assert "cut short" in str(error)
+
+
+def test_a_signature_may_lack_its_last_newline():
+    patch = GIT + HEAD + EDIT + b"-- \n2.39.5"
+    assert applied(patch, tree(f=ABC)) == tree(f=b"a\nB\nc\n")
+
+
+@pytest.mark.parametrize("line", [b"Only in new: my file\n", b"Only in new/x: y\n"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_file_that_the_diff_only_mentions_is_refused(line, first):
+    section = HEAD + EDIT
+    error = refused(line + section if first else section + line, tree(f=ABC))
+    assert isinstance(error, e.UnsupportedDiffError)
+    assert "diff -ruN" in str(error)
 
 
 def test_a_hunk_without_a_change_is_refused():
@@ -472,9 +525,21 @@ def test_what_is_not_a_patch_is_refused(data):
 
 @pytest.mark.parametrize(
     "tail",
-    [b"garbage\n", b"+extra\n", b"-extra\n", b" extra\n", b"@@ -9 +9 @@ x\n", b"@@ broken @@\n", b"+++ b/g\n", b"--- a/g\n",
-     b"new file mode 100644\n", b"index aaaaaaa..bbbbbbb\n", b"Only in b: x\n", b"Binary files a/x and b/x differ\n"],
-)  # fmt: skip
+    [
+        b"garbage\n",
+        b"+extra\n",
+        b"-extra\n",
+        b" extra\n",
+        b"@@ -9 +9 @@ x\n",
+        b"@@ broken @@\n",
+        b"+++ b/g\n",
+        b"--- a/g\n",
+        b"new file mode 100644\n",
+        b"index aaaaaaa..bbbbbbb\n",
+        b"Only in b: x\n",
+        b"Binary files a/x and b/x differ\n",
+    ],
+)
 def test_text_between_sections_is_refused(tail):
     error = refused(GIT + HEAD + EDIT + tail, tree(f=ABC))
     assert error.line in (4, 7)
@@ -576,3 +641,35 @@ def test_a_huge_hunk_number_is_a_clear_refusal():
         refused(HEAD + b"@@ -99999999999999 +1 @@\n-b\n+B\n", tree(f=ABC)), e.MalformedDiffError
     )
     assert isinstance(refused(HEAD + b"@@ -1,999999999 +1 @@\n-b\n+B\n", tree(f=ABC)), e.MiscountedHunkError)
+
+
+# -- whatever comes -------------------------------------------------------------------------------
+
+PIECES = [
+    b"diff --git a/f b/f\n", b'diff --git "a/\\303" "b/f"\n', b"diff --git \n", b"diff --git a b c d\n", b"--- a/f\n",
+    b"+++ b/f\n", b"--- \n", b"+++ \n", b"--- /dev/null\n", b"+++ /dev/null\n", b"@@ -1 +1 @@\n", b"@@ -0,0 +1 @@\n",
+    b"@@ -1,0 +2 @@\n", b"@@ -2,3 +2,3 @@ x\n", b"@@", b"-b\n", b"+B\n", b" a\n", b"\n", b"\\ No newline\n", b"\\\n",
+    b"new file mode 100644\n", b"deleted file mode 100755\n", b"old mode 100644\n", b"new mode 100755\n",
+    b"rename from f\n", b"rename to g\n", b"rename to \n", b"similarity index 9%\n", b"index 0123456..89abcde 100644\n",
+    b"index " + b"0" * 40 + b".." + b"1" * 40 + b"\n", b"GIT binary patch\n", b"literal 0\n", b"delta 3\n",
+    b"HcmV?d00001\n", b"A\n", b"~~~\n", b"-- \n", b"2.39\n", b"Only in a: b\n", b"--- a/f\t1970-99-99 99:99:99\n",
+    b"--- a/f\t1970-01-01 00:00:00 +0000\n", b"+++ b/f\t1970-01-01 00:00:00 -9999\n", b'--- "a/\\', b"\x00\xff\r\n",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    pieces=st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=6)), max_size=14),
+    strip=st.integers(0, 2),
+)
+def test_any_bytes_are_a_diff_or_a_diff_error(pieces, strip):
+    files = tree(f=ABC)
+    try:
+        parsed = d.parse(b"".join(pieces), strip=strip)
+        made = d.apply(parsed, files.get)
+    except d.DiffError:
+        return
+    after = {path: content for path, content in {**files, **made}.items() if content is not None}
+    undone = {**after, **d.apply(d.reverse(parsed), after.get)}
+    # A plain diff that only fills an empty file cannot say whether there was one.
+    assert {path: content for path, content in undone.items() if content is not None} == files

@@ -1,18 +1,20 @@
 """Our results beside those of the real git: the same bytes forward, the older bytes back.
 
-``PATCHKIT_EXAMPLES`` sets how many random edits are tried (thousands in CI); the counts are printed.
+``PATCHKIT_EXAMPLES`` sets how many random edits are tried (thousands with ``make differential``); the counts are printed with ``-s``.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import stat
 import subprocess
 from collections import Counter
 
 import pytest
+import unidiff
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from patchkit import diff as d
@@ -93,7 +95,7 @@ def committed(folder, files: Tree) -> str:
 
 
 OPTIONS = [
-    *(["-U%d" % lines] for lines in range(11)),
+    *([f"-U{lines}"] for lines in range(11)),
     ["--patience"],
     ["--histogram", "-W"],
     ["--minimal", "--no-prefix"],
@@ -101,11 +103,30 @@ OPTIONS = [
     ["--inter-hunk-context=5", "-U1"],
 ]
 
+# diff -N dates a file that is not there to the epoch, in local time.
+ZONES = ["UTC", "UTC+8", "UTC-5:45"]
+
 # Few different lines, so that blocks repeat and a wrong place would match.
 line = st.sampled_from(
-    [b"a", b"b", b"", b" x", b"}", b"a\r", b"-- a/f", b"++ b/f", b"@@ -1 +1 @@", b"\\ No", b"\x0c", b"\xc2\x85",
-     b"\xe2\x80\xa8", b"\xff", b"diff --git a/f b/f", b"# def f(x):"]
-)  # fmt: skip
+    [
+        b"a",
+        b"b",
+        b"",
+        b" x",
+        b"}",
+        b"a\r",
+        b"-- a/f",
+        b"++ b/f",
+        b"@@ -1 +1 @@",
+        b"\\ No",
+        b"\x0c",
+        b"\xc2\x85",
+        b"\xe2\x80\xa8",
+        b"\xff",
+        b"diff --git a/f b/f",
+        b"# def f(x):",
+    ]
+)
 text = st.tuples(st.lists(line, max_size=30), st.booleans()).map(
     lambda parts: b"\n".join(parts[0]) + (b"\n" if parts[1] and parts[0] else b"")
 )
@@ -140,7 +161,11 @@ def pair_of_trees(draw) -> tuple[Tree, Tree]:
         elif action == "mode":
             new[name] = Content(content.data, 0o755 if content.mode == 0o644 else 0o644)
     new.update(draw(st.dictionaries(path, file_content, max_size=1)))
-    return old, new
+    kept: set[str] = set()
+    for name in {**old, **new}:
+        if consistent({*kept, name}):
+            kept.add(name)
+    return tuple({name: files[name] for name in files if name in kept} for files in (old, new))
 
 
 @st.composite
@@ -160,8 +185,8 @@ def edited(draw, data: bytes) -> bytes:
 @given(trees=pair_of_trees(), options=st.sampled_from(OPTIONS), renames=st.booleans())
 def test_random_edits_apply_as_git_made_them(tmp_path_factory, trees, options, renames):
     old, new = trees
-    if not (consistent(old) and consistent(new) and consistent({**old, **new})) or old == new:
-        COUNTS["left out: the trees do not fit together"] += 1
+    if old == new:
+        COUNTS["left out: nothing changed"] += 1
         return
     folder = repository(tmp_path_factory)
     before, after = committed(folder, old), committed(folder, new)
@@ -176,6 +201,10 @@ def test_random_edits_apply_as_git_made_them(tmp_path_factory, trees, options, r
         COUNTS[f"random edits with {kind}"] += 1
     COUNTS["random edits with binary"] += any(file.forward is not None for file in parsed.files)
 
+    if not any(file.forward is not None for file in parsed.files):
+        assert witnessed(parsed, patch)
+        COUNTS["random edits that unidiff reads alike"] += 1
+
     written = d.render(parsed)
     again = d.parse(written)
     assert ours(again, old) == new
@@ -183,12 +212,29 @@ def test_random_edits_apply_as_git_made_them(tmp_path_factory, trees, options, r
     assert d.render(again) == written
 
 
+def witnessed(parsed: Diff, patch: bytes) -> bool:
+    """Whether unidiff, an independent reader, finds the same numbers and lines in every hunk."""
+    lines = [line + "\n" for line in patch.decode("latin-1").split("\n")[:-1]]
+    for file in parsed.files:
+        for hunk in file.hunks:
+            count = sum(1 + (not entry.endswith(b"\n")) for entry in hunk.body)
+            text = ["--- a/f\n", "+++ b/f\n", *lines[hunk.line - 1 : hunk.line + count]]
+            (other,) = unidiff.PatchSet(text)[0]
+            numbers = (other.source_start, other.source_length, other.target_start, other.target_length)
+            if numbers != (hunk.old_start, hunk.old_count, hunk.new_start, hunk.new_count):
+                return False
+            body = [str(one) for one in other if one.line_type != "\\"]
+            if [one[:-1] for one in body] != [
+                entry.decode("latin-1").removesuffix("\n") for entry in hunk.body
+            ]:
+                return False
+    return True
+
+
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trees=pair_of_trees())
 def test_what_we_write_git_applies_to_the_same_bytes(tmp_path_factory, trees):
     old, new = trees
-    if not (consistent(old) and consistent(new) and consistent({**old, **new})):
-        return
     sections = [d.compare(name, old.get(name), new.get(name)) for name in sorted({**old, **new})]
     changed = tuple(section for section in sections if section is not None)
     patch = d.render(Diff("p", changed))
@@ -204,6 +250,36 @@ def test_what_we_write_git_applies_to_the_same_bytes(tmp_path_factory, trees):
     assert read_tree(folder) == new
     COUNTS["our diffs applied by git"] += 1
     shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(shutil.which("diff") is None, reason="needs GNU diff")
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    trees=pair_of_trees(), context=st.sampled_from(["-U0", "-U1", "-U3", "-U9"]), zone=st.sampled_from(ZONES)
+)
+def test_what_gnu_diff_writes_applies_to_the_same_bytes(tmp_path_factory, trees, context, zone):
+    # A plain diff knows no modes, and an empty file no difference from none.
+    old, new = ({p: Content(c.data, 0o644) for p, c in files.items() if c.data} for files in trees)
+    folder = tmp_path_factory.mktemp("gnu")
+    for name, files in (("old", old), ("new", new)):
+        (folder / name).mkdir()
+        write_tree(folder / name, files)
+    done = subprocess.run(
+        ["diff", "-ruNa", context, "old", "new"],
+        cwd=folder,
+        env={**ENV, "TZ": zone},
+        capture_output=True,
+        check=False,
+    )
+    shutil.rmtree(folder)
+    assert done.returncode in (0, 1), done.stderr
+    if not done.stdout:
+        assert old == new
+        return
+    parsed = d.parse(done.stdout)
+    assert ours(parsed, old) == new
+    assert ours(d.reverse(parsed), new) == old
+    COUNTS["plain diffs of GNU diff"] += 1
 
 
 _repository = None
@@ -267,7 +343,14 @@ def small_history(chance: random.Random):
 # -- mutation -------------------------------------------------------------------------------------
 
 
-def mutated(patch: bytes, chance: random.Random | None = None):
+HEADERS = tuple(
+    b"@@|index |old mode|new mode|new file|deleted|similarity|literal|delta|--- |+++ |diff |rename".split(
+        b"|"
+    )
+)
+
+
+def mutated(patch: bytes):
     """Every deletion, duplication and swap of a line, and every number of a header one up and down."""
     lines = patch.splitlines(keepends=True)
     for at in range(len(lines)):
@@ -275,8 +358,7 @@ def mutated(patch: bytes, chance: random.Random | None = None):
         yield "duplication", b"".join(lines[: at + 1] + lines[at:])
         if at + 1 < len(lines):
             yield "swap", b"".join([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]])
-        if lines[at].startswith((b"@@", b"index ", b"old mode", b"new mode", b"new file", b"deleted", b"similarity",
-                                 b"literal", b"delta", b"--- ", b"+++ ", b"diff ", b"rename")):  # fmt: skip
+        if lines[at].startswith(HEADERS):
             for start, end in numbers(lines[at]):
                 for step in (1, -1):
                     value = int(lines[at][start:end]) + step
@@ -286,8 +368,6 @@ def mutated(patch: bytes, chance: random.Random | None = None):
 
 
 def numbers(line: bytes):
-    import re
-
     return [match.span() for match in re.finditer(rb"\d+", line)]
 
 
@@ -296,11 +376,16 @@ def test_no_mutation_of_a_patch_makes_other_bytes(tmp_path):
     git(tmp_path, "init", "-q")
     trees = [committed(tmp_path, files) for files in history]
     counts: Counter[str] = Counter()
-    for number in range(len(history) - 1):
-        old, new = history[number], history[number + 1]
+    for first, second in [
+        *((number, number + 1) for number in range(len(history) - 1)),
+        (0, 5),
+        (2, 7),
+        (7, 0),
+    ]:
+        old, new = history[first], history[second]
         if old == new:
             continue
-        plain = git(tmp_path, "diff", "--binary", "-M", trees[number], trees[number + 1])
+        plain = git(tmp_path, "diff", "--binary", "-M", trees[first], trees[second])
         no_git = b"".join(
             line
             for line in plain.splitlines(keepends=True)
@@ -308,7 +393,7 @@ def test_no_mutation_of_a_patch_makes_other_bytes(tmp_path):
         )
         patches = [
             plain,
-            git(tmp_path, "diff", "--binary", "--no-renames", "-U0", trees[number], trees[number + 1]),
+            git(tmp_path, "diff", "--binary", "--no-renames", "-U0", trees[first], trees[second]),
         ]
         if b"mode" not in no_git and b"rename" not in no_git and b"GIT" not in no_git:
             patches.append(no_git)

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}" + "s" * (len(items) != 1)
+
+
 class ReleaseMismatchError(PatchkitError):
+    """Another release is installed than the one named."""
+
     code = "release-mismatch"
     exit_code = REFUSED
 
@@ -25,6 +31,8 @@ class ReleaseMismatchError(PatchkitError):
 
 
 class ReleaseUnknownError(PatchkitError):
+    """The folder does not say its release, and no ``--release`` was given."""
+
     code = "release-unknown"
     exit_code = USAGE
 
@@ -80,7 +88,7 @@ class OutsidePackageError(PatchkitError):
     def __init__(self, name: str, paths: Sequence[str], distribution: str) -> None:
         self.paths = list(paths)
         super().__init__(
-            f"{name}: changes {len(paths)} paths that an installed {distribution} does not have: "
+            f"{name}: changes {_count(paths, 'path')} that an installed {distribution} does not have: "
             + ", ".join(show(path) for path in paths),
             path=name,
             hint="--only-package leaves them out and records it",
@@ -97,13 +105,15 @@ class HunksMovedError(PatchkitError):
         self.moved = list(moved)
         places = ", ".join(f"{show(path)}:{old} stands at {new}" for path, old, new in moved)
         super().__init__(
-            f"{name}: {len(moved)} hunks are not where their headers say: {places}",
+            f"{name}: {_count(moved, 'hunk')} not where the header says: {places}",
             path=name,
             hint="--rebase rewrites the headers",
         )
 
 
 class VariantExistsError(PatchkitError):
+    """Another variant has that file name."""
+
     code = "variant-exists"
     exit_code = REFUSED
 
@@ -112,6 +122,8 @@ class VariantExistsError(PatchkitError):
 
 
 class OtherDistributionError(PatchkitError):
+    """The patch belongs to another distribution."""
+
     code = "other-distribution"
     exit_code = REFUSED
 
@@ -122,6 +134,8 @@ class OtherDistributionError(PatchkitError):
 
 
 class NoDistributionError(PatchkitError):
+    """A new patch needs to know which distribution it is for."""
+
     code = "no-distribution"
     exit_code = USAGE
 
@@ -130,6 +144,8 @@ class NoDistributionError(PatchkitError):
 
 
 class BadNameError(PatchkitError):
+    """A patch name that could not be a folder's name."""
+
     code = "bad-patch-name"
     exit_code = USAGE
 
@@ -141,6 +157,8 @@ class BadNameError(PatchkitError):
 
 
 class NotInTreeError(PatchkitError):
+    """A file to be opened is not in the installed tree."""
+
     code = "not-in-tree"
     exit_code = USAGE
 
@@ -151,6 +169,8 @@ class NotInTreeError(PatchkitError):
 
 
 class NothingChangedError(PatchkitError):
+    """The scratch copy has no edit."""
+
     code = "nothing-changed"
     exit_code = REFUSED
 
@@ -173,6 +193,8 @@ class ScratchError(PatchkitError):
 
 
 class NoDiffsError(PatchkitError):
+    """What was to be imported holds no diff."""
+
     code = "no-diffs"
     exit_code = USAGE
 
@@ -183,6 +205,8 @@ class NoDiffsError(PatchkitError):
 
 
 class SeriesError(PatchkitError):
+    """A series has no diff of its own."""
+
     code = "series"
     exit_code = USAGE
 

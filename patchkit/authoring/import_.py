@@ -59,11 +59,11 @@ def import_(
     folder = store.folder_of(catalog, name)
     distribution = store.distribution_of(catalog, name, target.distribution)
     sources = _read(source)
-    placed = [place(data, path, base, strip, prefix) for path, data in sources]
-    left_out = tuple(path for one in placed for path in one.outside)
+    placed = place(sources, base, strip, prefix)
+    left_out = tuple(path for one in placed.outside for path in one)
     if left_out and not only_package:
         raise OutsidePackageError(source, left_out, distribution)
-    made, moved = _join(placed, base, move=move)
+    made, moved = _join(placed.diffs, base, move=move)
     head = _origin(sources, placed)
     patch_bytes = head + diff.render(made)
     # What is pinned is what a reader of the written file will get.
@@ -75,7 +75,7 @@ def import_(
     store.check_free(stem, patch_bytes)
     changed = store.write_toml(folder, name, distribution, manifest.on)
     changed = store.write_variant(stem, patch_bytes, manifest) or changed
-    return Imported(name, stem, manifest, placed[0].placement, left_out, tuple(moved), changed)
+    return Imported(name, stem, manifest, placed.placement, left_out, tuple(moved), changed)
 
 
 def _read(source: str) -> list[tuple[str, bytes]]:
@@ -95,33 +95,31 @@ def _read(source: str) -> list[tuple[str, bytes]]:
     return found
 
 
-def _origin(sources: Sequence[tuple[str, bytes]], placed: Sequence[Placed]) -> bytes:
+def _origin(sources: Sequence[tuple[str, bytes]], placed: Placed) -> bytes:
     """Prose for the head of the patch: where it comes from and what was left out."""
     lines = []
-    for (path, data), one in zip(sources, placed, strict=True):
-        shown = names.show(os.path.basename(path))
-        lines.append(
-            f"Imported from {shown} ({one.placement.label}), sha256 {hashlib.sha256(data).hexdigest()}"
-        )
-        lines += [f"Left out: {names.show(path)}" for path in one.outside]
+    for (path, data), outside in zip(sources, placed.outside, strict=True):
+        shown, digest = names.show(os.path.basename(path)), hashlib.sha256(data).hexdigest()
+        lines.append(f"Imported from {shown} ({placed.placement.label}), sha256 {digest}")
+        lines += [f"Left out: {names.show(one)}" for one in outside]
     return "".join(line + "\n" for line in lines).encode() + b"\n"
 
 
-def _join(placed: Sequence[Placed], base: Base, *, move: bool) -> tuple[Diff, list[Moved]]:
+def _join(parts: Sequence[Diff], base: Base, *, move: bool) -> tuple[Diff, list[Moved]]:
     """One diff from several: each is made for what the ones before it leave."""
     layers = _Layers(base)
     moved: list[Moved] = []
-    for one in placed:
-        part = one.diff
+    for one in parts:
+        part = one
         if move:
-            part, changes = rebase(part, layers.read)
+            part, changes = rebase(one, layers.read)
             moved += changes
         try:
             layers.add(part)
         except MismatchError:
-            _explain_move(one.diff, layers)
+            _explain_move(one, layers)
             raise
-    if len(placed) == 1:
+    if len(parts) == 1:
         return layers.parts[0], moved
     return layers.squashed(), moved
 

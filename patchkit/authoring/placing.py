@@ -12,7 +12,7 @@ from patchkit.diff.hunks import in_order
 from patchkit.diff.model import Content, Diff, FileDiff, Hunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from patchkit.authoring.base import Base
 
@@ -35,11 +35,22 @@ class Placement:
 
 @dataclass(frozen=True)
 class Placed:
-    """The diff with paths of the root, and the paths (as the diff has them) that are not in the tree."""
+    """Diffs with paths of the root; for each, the paths (as it has them) that are not in the tree. ``found``
+    counts the sections about a file that is there, and those about a new file in a folder that is there.
+    """
 
-    diff: Diff
     placement: Placement
-    outside: tuple[str, ...]
+    diffs: tuple[Diff, ...]
+    outside: tuple[tuple[str, ...], ...]
+    found: tuple[int, int]
+
+    @property
+    def joined(self) -> Diff:
+        return Diff(self.diffs[0].name, tuple(file for one in self.diffs for file in one.files))
+
+    @property
+    def example(self) -> str:
+        return next(file.path for one in self.diffs for file in one.files)
 
 
 @dataclass(frozen=True)
@@ -54,30 +65,39 @@ class Moved:
 # -- paths ----------------------------------------------------------------------------------------
 
 
-def place(data: bytes, name: str, base: Base, strip: int | None = None, prefix: str | None = None) -> Placed:
-    """Parse, and find the strip level from the tree unless it is given.
+def place(
+    sources: Sequence[tuple[str, bytes]], base: Base, strip: int | None = None, prefix: str | None = None
+) -> Placed:
+    """Parse diffs (name, bytes) that belong together, and find their strip level from the tree unless it is
+    given.
 
-    A level fits the better, the more files it finds; of several that find as many, those to which the
-    diff really applies. Raises ``StripLevelError`` when none or two fit.
+    A level fits the better, the more files it finds. Of several that find as many, a path that names the
+    package itself is believed before one that needs a prefix, and then those to which the diffs really
+    apply. Raises ``StripLevelError`` when none or two fit.
     """
-    whole, cut = _parse(data, name, strip)
-    prefixes = ["", *base.target.packages] if prefix is None else [prefix.strip("/")]
+    parsed = [_parse(data, name, strip) for name, data in sources]
+    name = sources[0][0]
+    lowest = min(cut for _, cut in parsed)
     candidates = [
-        Placement(level, prefix and prefix + "/")
-        for level in ([strip] if strip is not None else range(cut, cut + _DEEPEST))
-        for prefix in prefixes
+        Placement(level, before and before + "/")
+        for before in (["", *base.target.packages] if prefix is None else [prefix.strip("/")])
+        for level in ([strip] if strip is not None else range(lowest, lowest + _DEEPEST))
     ]
-    placed = [_placed(whole, cut, candidate, base) for candidate in candidates]
-    best = max(len(one.diff.files) for one in placed)
-    fits = [one for one in placed if len(one.diff.files) == best]
-    first = whole.files[0].path
-    if not best:
+    different: dict[tuple[Diff, ...], Placed] = {}
+    for candidate in candidates:
+        one = _placed(parsed, candidate, base)
+        different.setdefault(one.diffs, one)
+    best = max(one.found for one in different.values())
+    if not any(best):
+        first = parsed[0][0].files[0].path
         raise StripLevelError(name, (), base.target.distribution, first)
+    fits = [one for one in different.values() if one.found == best]
+    fits = [one for one in fits if not one.placement.prefix] or fits
     if len(fits) > 1:
-        fits = [one for one in fits if _applies(one.diff, base)] or fits
+        fits = [one for one in fits if _applies(one.joined, base)] or fits
     if len(fits) > 1:
-        readings = [(one.placement.label, one.diff.files[0].path) for one in fits]
-        raise StripLevelError(name, readings, base.target.distribution, first)
+        readings = [(one.placement.label, one.example) for one in fits]
+        raise StripLevelError(name, readings, base.target.distribution, fits[0].example)
     return fits[0]
 
 
@@ -95,22 +115,32 @@ def _parse(data: bytes, name: str, strip: int | None) -> tuple[Diff, int]:
             raise error from None
 
 
-def _placed(whole: Diff, cut: int, placement: Placement, base: Base) -> Placed:
-    inside, outside = [], []
+def _placed(parsed: Sequence[tuple[Diff, int]], placement: Placement, base: Base) -> Placed:
+    diffs, outsides = [], []
     made: set[str] = set()
-    for file in whole.files:
-        path = _map(file.path, cut, placement)
-        source = None if file.source is None else _map(file.source, cut, placement)
-        if path is None or (file.source is not None and source is None):
-            outside.append(file.path)
-            continue
-        moved = replace(file, path=path, source=source)
-        if _belongs(moved, base, made):
+    old = new = 0
+    for whole, cut in parsed:
+        inside: list[FileDiff] = []
+        outside: list[str] = []
+        for file in whole.files:
+            path = _map(file.path, cut, placement)
+            source = None if file.source is None else _map(file.source, cut, placement)
+            if path is None or (file.source is not None and source is None):
+                outside.append(file.path)
+                continue
+            moved = replace(file, path=path, source=source)
+            if not _belongs(moved, base, made):
+                outside.append(file.path)
+                continue
+            if file.change != "add":
+                old += base.has_file(moved.old_path)
+            else:
+                new += base.has_folder(path.rpartition("/")[0])
             inside.append(moved)
             made.add(path)
-        else:
-            outside.append(file.path)
-    return Placed(Diff(whole.name, tuple(inside)), placement, tuple(outside))
+        diffs.append(Diff(whole.name, tuple(inside)))
+        outsides.append(tuple(outside))
+    return Placed(placement, tuple(diffs), tuple(outsides), (old, new))
 
 
 def _map(path: str, cut: int, placement: Placement) -> str | None:
@@ -119,19 +149,17 @@ def _map(path: str, cut: int, placement: Placement) -> str | None:
 
 
 def _belongs(file: FileDiff, base: Base, made: set[str]) -> bool:
-    """Whether the section is about the installed distribution: a file that it has, or a new one beside
-    files that it has. A missing file in a folder that exists belongs too: then the release is wrong.
+    """Whether the section is about the installed distribution: a file that it has, or one in a folder that
+    it has. A file that is missing from such a folder belongs too: then the release is wrong.
     """
     path = file.old_path
     if not (base.target.owns(path) and base.target.owns(file.path)):
         return False
     if path in made or base.has_file(path):
         return True
-    folder = path.rpartition("/")[0]
-    if file.change == "add":
-        # New folders are common in a new subpackage, but not right below the root.
-        folder = "/".join(path.split("/")[:1]) if "/" in path else ""
-    return base.has_folder(folder) if folder else False
+    # A new file may come with new folders; one that is to be changed cannot.
+    folder = path.split("/")[0] if file.change == "add" else path.rpartition("/")[0]
+    return base.has_folder(folder)
 
 
 def _applies(placed: Diff, base: Base) -> bool:

@@ -1,4 +1,4 @@
-"""``import``, ``pin``, ``new``, ``refresh`` and ``lint``."""
+"""``import``, ``port``, ``pin``, ``new``, ``refresh`` and ``lint``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from patchkit.authoring.base import Base
+    from patchkit.authoring.import_ import Imported
     from patchkit.catalog import Catalog
     from patchkit.manifest import Manifest
 
@@ -67,8 +68,26 @@ def import_(
         only_package=only_package,
         move=rebase,
     )
+    return _imported(done, [f"read with {done.placement.label}"])
+
+
+@command("port")
+@_name
+@click.option("--to", "release", metavar="RELEASE", help="The installed release [default: whatever it is].")
+@_on
+@click.pass_obj
+def port(options: Options, name: str, release: str | None, on: tuple[str, ...]) -> Result:
+    """Make a variant for the installed release from the nearest one."""
+    from patchkit.authoring.port import port as run
+
+    catalog, base = _base(options, name, None, release, on)
+    done = run(name, base=base, catalog=catalog)
+    return _imported(done.imported, [f"ported from {done.source} to {base.release}"])
+
+
+def _imported(done: Imported, first: Sequence[str]) -> Result:
     lines: list[str | tuple[str, str]] = [
-        f"read with {done.placement.label}",
+        *first,
         *(("warn", f"left out {show(path)}") for path in done.left_out),
         *(("warn", f"moved {show(one.path)}: line {one.old_line} to {one.new_line}") for one in done.moved),
         ("good", f"{'wrote' if done.changed else 'unchanged:'} {_relative(done.stem)}.patch"),

@@ -25,10 +25,12 @@ COMMANDS = {
     "verify": "patchkit.cli.inspect:verify",
     "check": "patchkit.cli.inspect:check",
     "log": "patchkit.cli.inspect:log",
+    "ps": "patchkit.cli.ps:ps",
     "list": "patchkit.cli.patches:list_",
     "show": "patchkit.cli.patches:show",
     "diff": "patchkit.cli.patches:diff",
     "import": "patchkit.cli.authoring:import_",
+    "port": "patchkit.cli.authoring:port",
     "pin": "patchkit.cli.authoring:pin",
     "new": "patchkit.cli.authoring:new",
     "refresh": "patchkit.cli.authoring:refresh",
@@ -47,11 +49,15 @@ INTERRUPT = 130
 
 
 class _Usage(PatchkitError):
+    """The command line is not one that patchkit knows."""
+
     code = "usage"
     exit_code = USAGE
 
 
 class _IoFailed(PatchkitError):
+    """The operating system refused; everything is as it was before."""
+
     code = "io-error"
     exit_code = IO_FAILED
 

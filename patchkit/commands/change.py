@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 class OpenTransactionError(PatchkitError):
+    """A transaction was interrupted, and this command may not finish it."""
+
     code = "open-transaction"
     exit_code = INTERRUPTED
 
@@ -36,6 +38,8 @@ class OpenTransactionError(PatchkitError):
 
 
 class NothingNamedError(PatchkitError):
+    """No patch was named."""
+
     code = "usage"
     exit_code = USAGE
 

@@ -72,6 +72,8 @@ class Verdict:
 
 
 class NotCleanError(PatchkitError):
+    """A file of the distribution is not as its witness or the stack says."""
+
     code = "not-clean"
     exit_code = NO
 

@@ -27,24 +27,27 @@ class HolderError(PatchkitError):
 
     def __init__(self, holder: Holder, root: str) -> None:
         self.holder = holder
-        who = (
-            f"process {holder.pid} ({holder.user}: {holder.command[:120]})" if holder.pid else holder.command
-        )
+        who = f"process {holder.pid} ({holder.user}: {holder.command[:80]})" if holder.pid else holder.command
+        files = holder.files[0] if holder.files else "the tree"
+        if len(holder.files) > 1:
+            files += f" and {len(holder.files) - 1} more"
         super().__init__(
-            f"{who} {_VERB[holder.verdict.value]}: {holder.evidence}",
+            f"{who} {_VERB[holder.verdict.value].format(files)} ({holder.evidence})",
             path=root,
             hint=holder.hint or "stop it and try again, or use --wait 10m",
         )
 
 
 _VERB = {
-    "loaded": "has loaded the tree",
-    "not-loaded": "may load the tree at any moment",
+    "loaded": "has loaded {}",
+    "not-loaded": "may load {} at any moment",
     "cannot-tell": "cannot be looked into",
 }
 
 
 class ReasonMissingError(PatchkitError):
+    """``--override-guard`` without a reason."""
+
     code = "usage"
     exit_code = USAGE
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from patchkit.manifest import Change
 
 _E = TypeVar("_E", bound=DiffError)
-_CHUNK = 1 << 16
+_BLOCKS = (1 << 20, 1 << 14, 1 << 9)
 _UNDOES: dict[Change, Change] = {"add": "delete", "delete": "add"}
 _FLIPPED = {43: b"-", 45: b"+", 32: b" "}
 
@@ -182,21 +182,22 @@ def _apply_body(diff: Diff, file: FileDiff, old: bytes) -> bytes:
 
 def _skip_lines(data: bytes, position: int, count: int) -> int | None:
     """Where the line that is ``count`` lines below ``position`` starts; None past the end. A last line
-    without newline counts. Counts by block, so that a large file costs no object per line.
+    without newline counts. Counts by ever smaller blocks, so that a large file costs no object per line.
     """
-    while count:
-        block_end = position + _CHUNK
-        found = data.count(b"\n", position, block_end)
-        if found < count:
-            if block_end >= len(data):
-                tail = data.rfind(b"\n", position) + 1 if found else position
-                return len(data) if count == found + 1 and tail < len(data) else None
+    for block in _BLOCKS:
+        while position + block < len(data):
+            found = data.count(b"\n", position, position + block)
+            if found >= count:
+                break
+            position += block
             count -= found
-            position = block_end
-            continue
-        for _ in range(count):
-            position = data.index(b"\n", position) + 1
-        return position
+    while count:
+        end = data.find(b"\n", position)
+        if end < 0:
+            unfinished = position < len(data) and count == 1
+            return len(data) if unfinished else None
+        position = end + 1
+        count -= 1
     return position
 
 

@@ -39,10 +39,14 @@ class MiscountedHunkError(DiffError):
 
 
 class OverlappingHunksError(DiffError):
+    """Two hunks change the same lines."""
+
     code = "diff-overlap"
 
 
 class ConflictMarkersError(DiffError):
+    """The diff adds unresolved conflict markers."""
+
     code = "conflict-markers"
 
 
@@ -65,6 +69,8 @@ class PathCollisionError(DiffError):
 
 
 class DiffTooLargeError(DiffError):
+    """The diff is larger than any that is read."""
+
     code = "diff-too-large"
 
 

@@ -82,7 +82,7 @@ class _Scanner:
         if not files:
             what = "an empty patch" if not any(self.lines) else "text that is not a patch"
             raise NotADiffError(what, patch=self.name, line=1, hint="a unified diff is needed (git diff)")
-        if self.cut:
+        if self.cut and not prose:
             raise MalformedDiffError(
                 "the last line has no newline: the patch is cut short",
                 patch=self.name,
@@ -95,7 +95,7 @@ class _Scanner:
         """Judge a line outside of all sections."""
         if re.match(rb"(Binary files .* differ|Files .* differ)\r?$", line):
             raise self.unsupported("a binary file without its data", "make the diff with git diff --binary")
-        if re.match(rb"Only in [^:]*: [^ ]+$", line):
+        if re.match(rb"Only in .+: .", line):
             raise self.unsupported(
                 "the diff says that a file is new or gone, but not what is in it", "use diff -ruN"
             )

@@ -17,18 +17,27 @@ from patchkit.guard import layout as layouts
 from patchkit.guard.memory import UnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from patchkit.guard.memory import Memory
 
-_LOOKS = 8  # at a sys.modules that changes while it is read
+_LOOKS = 6  # at a sys.modules that changes while it is read
 _MAX_INTERPRETERS = 256
 _MAX_ENTRIES = 1 << 22
-_LEADING = 10  # __file__ and __cached__ are set before a module's own names
+_USUAL = 5  # __name__, __doc__, __package__, __loader__ and __spec__ come first
 _SHORT = 192  # bytes read at once for a string: header and most paths
+_ADDRESSES = 1 << 63
 
 _HEAD = struct.Struct("<QQQ")  # ob_refcnt, ob_type, the first field
-_MODULE_KEYS = ("__file__", "__cached__")
+_TYPE_AND_FIRST = struct.Struct("<QQ")
+_TWO = struct.Struct("<QQQQ")  # key, value, key, value
+_TWO_WIDE = struct.Struct("<8xQQ8xQQ")  # each with its hash before it
+_KEYS = struct.Struct("<9xBB13xq8x")  # dk_log2_index_bytes, dk_kind, dk_nentries
+_WIDE_KEYS = struct.Struct("<8xq16xq")  # dk_size, dk_nentries
+# A str's state: two bits say how it is interned, then kind (3 bits), compact, ascii.
+_STATE, _COMPACT_ASCII = 0b1111100, 0b1100100
+
+Entry = tuple[int, int]  # addresses of a key and a value
 
 
 class TornError(Exception):
@@ -59,20 +68,23 @@ class Interpreter:
         self.memory = memory
         self.symbols = symbols
         self.layout, self.hexversion = layouts.find(memory, symbols)
-        self._named_keys: dict[int, str] = {}  # address of a key string: its text
+        # Addresses of key strings: all whose text is known, and the few that matter.
+        self._named_keys: set[int] = set()
+        self._file_keys: set[int] = set()
+        self._cached_keys: set[int] = set()
 
-    def snapshot(self) -> Snapshot:
-        """Read all interpreters of the process.
+    def snapshot(self, enough: Callable[[set[str]], bool] = lambda _: False) -> Snapshot:
+        """Read all interpreters of the process, until ``enough`` says so of the paths that were found.
 
         Raises ``TornError`` if it makes no sense, and what ``Memory`` raises.
         """
         result = Snapshot(version=layouts.version_text(self.hexversion) if self.hexversion else "")
         states = self._states()
-        read = [self._read_state(state, result) for state in states]
+        read = [self._read_state(state, result, enough) for state in states]
         if not any(read):
             # Nothing proves the layout then. It is just starting, or ending, or Python is linked in
             # and not used; or the table is wrong for this build.
-            raise TornError("no interpreter is running in it")
+            raise TornError("no interpreter that can be read is running in it")
         return result
 
     def _states(self) -> list[int]:
@@ -83,41 +95,42 @@ class Interpreter:
             state = self.memory.word(state + self.layout.next)
         return states
 
-    def _read_state(self, state: int, result: Snapshot) -> bool:
+    def _read_state(self, state: int, result: Snapshot, enough: Callable[[set[str]], bool]) -> bool:
         """Read one interpreter; False when it has no ``sys.modules`` (yet, or any more)."""
         address = self.memory.word(state + self.layout.modules)
         if not address:
             return False
-        entries = self._entries(address)
-        proven = self._prove(address, entries, result)
-        done: set[tuple[int, int]] = set()
-        before: set[tuple[int, int]] = set(entries)
+        entries, whole = self._entries(address)
+        others = self._prove(address, entries, result)
+        done: set[Entry] = set()
+        before: set[Entry] = set(entries)
         for _ in range(_LOOKS):
             result.looks += 1
             done |= self._read_modules([entry for entry in entries if entry not in done], result)
-            entries = self._entries(address)
-            now = set(entries)
-            # An entry seen in two looks and never readable is a hole; one that came meanwhile is the
-            # same as an import a moment after this look.
-            missing = now - done
-            if not missing:
+            if enough(result.paths):
                 break
-            before, stayed = now, missing & before
+            entries, again = self._entries(address)
+            missing = set(entries) - done
+            if not missing and whole and again:
+                break
+            # An entry seen in two looks and readable in none is a hole; one that came meanwhile is the
+            # same as an import a moment after this look.
+            holes, before, whole = missing & before, set(entries), again
         else:
-            result.complete = result.complete and not stayed
-        result.modules += len(entries)
-        for other in proven:
-            self._read_modules(self._entries(other), result)
+            result.complete = result.complete and whole and not holes
+        result.modules += len(entries) or len(done)
+        for other in others:
+            self._read_modules(self._entries(other)[0], result)
         return True
 
-    def _prove(self, modules: int, entries: list[tuple[int, int]], result: Snapshot) -> list[int]:
+    def _prove(self, modules: int, entries: list[Entry], result: Snapshot) -> list[int]:
         """Check the layout against ``sys`` itself; returns other dicts that serve as ``sys.modules``."""
         system = self._module_named("sys", entries)
         if system is None:
             raise TornError("sys.modules has no module sys")
         values = {
             name: value
-            for (key, value), name in self._with_names(self._entries(system))
+            for (key, value), name in self._with_names(self._entries(system)[0])
             if name in {"modules", "hexversion", "prefix", "path"}
         }
         other = values.get("modules", 0)
@@ -138,7 +151,7 @@ class Interpreter:
         # A program may bind sys.modules to another dict: imports then go through both.
         return [other] if self._type_of(other) == self.symbols["PyDict_Type"] else []
 
-    def _module_named(self, wanted: str, entries: list[tuple[int, int]]) -> int | None:
+    def _module_named(self, wanted: str, entries: list[Entry]) -> int | None:
         """The dict of module ``wanted``."""
         for some in (entries[:8], entries):
             for (_, value), name in self._with_names(some):
@@ -148,7 +161,7 @@ class Interpreter:
                         return int(members)
         return None
 
-    def _with_names(self, entries: list[tuple[int, int]]) -> Iterable[tuple[tuple[int, int], str | None]]:
+    def _with_names(self, entries: list[Entry]) -> Iterable[tuple[Entry, str | None]]:
         return zip(entries, self.strings([key for key, _ in entries]), strict=True)
 
     def _type_of(self, address: int) -> int:
@@ -170,50 +183,40 @@ class Interpreter:
 
     # -- dicts ---------------------------------------------------------------------------------------
 
-    def _keys_shape(self, header: bytes) -> tuple[int, int, int]:
-        """From a keys object's first 40 bytes: offset of its entries, their size, their number."""
-        if self.layout.wide_entries:
-            slots, count = struct.unpack_from("<q16xq", header, 8)
-            width = 1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4
-            return 40 + slots * width, 24, count
-        (count,) = struct.unpack_from("<q", header, 24)
-        return 32 + (1 << (header[9] & 63)), 16 if header[10] else 24, count
-
-    def _entries(self, address: int) -> list[tuple[int, int]]:
+    def _entries(self, address: int) -> tuple[list[Entry], bool]:
         """Key and value addresses of the live entries of the dict at ``address``.
 
-        Taken in two reads; a dict that was resized between them is read again.
+        The second value says that the table stayed in place while it was read: then each entry that was
+        there all the time is among them. A table that was resized meanwhile is read again, once.
         """
         if self._type_of(address) != self.symbols["PyDict_Type"]:
             raise TornError("not a dict")
-        for _ in range(_LOOKS):
+        found: list[Entry] = []
+        for _ in range(2):
             used, keys, values = self._dict_head(self.memory.read(address, 48))
             if values:
                 raise TornError("a split dict")
             try:
-                start, size, count = self._keys_shape(self.memory.read(keys, 40))
+                start, size, count = self._keys_shapes(self.memory.read(keys, 40))[0]
                 if not 0 <= count <= _MAX_ENTRIES:
                     continue
-                raw = self.memory.read(keys + start, size * count)
+                found = self._live(self.memory.read(keys + start, size * count), size)
             except UnreadableError:
                 continue
-            found = self._live(raw, size)
-            if self._dict_head(self.memory.read(address, 48))[:2] == (used, keys) and len(found) == used:
-                return found
-        # It never held still: what was seen last is good for a look, and the next look decides.
-        return found if keys else []
+            # While CPython copies a table on resize, the new one already counts and says that it is empty.
+            copying = 2 * len(found) < used
+            if not copying and self._dict_head(self.memory.read(address, 48))[1] == keys:
+                return found, True
+        return found, False
 
     def _dict_head(self, raw: bytes) -> tuple[int, int, int]:
         """``ma_used``, ``ma_keys`` and ``ma_values``."""
-        keys = self.layout.keys
-        return (
-            struct.unpack_from("<Q", raw, 16)[0],
-            struct.unpack_from("<Q", raw, keys)[0],
-            struct.unpack_from("<Q", raw, keys + 8)[0],
-        )
+        (used,) = struct.unpack_from("<Q", raw, 16)
+        keys, values = struct.unpack_from("<QQ", raw, self.layout.keys)
+        return used, keys, values
 
     @staticmethod
-    def _live(raw: bytes, size: int) -> list[tuple[int, int]]:
+    def _live(raw: bytes, size: int) -> list[Entry]:
         words = struct.unpack(f"<{len(raw) // 8}Q", raw)
         if size == 16:
             pairs = zip(words[0::2], words[1::2], strict=True)
@@ -223,119 +226,141 @@ class Interpreter:
 
     # -- modules -------------------------------------------------------------------------------------
 
-    def _read_modules(self, entries: Sequence[tuple[int, int]], result: Snapshot) -> set[tuple[int, int]]:
-        """Add the paths of the modules in ``entries``; returns those entries that could be read."""
+    def _read_modules(self, entries: Sequence[Entry], result: Snapshot) -> set[Entry]:
+        """Add the paths of the modules in ``entries``; returns those entries that could be read.
+
+        Each step reads one structure of all modules at once: the module, its dict, the dict's keys, the
+        two entries where ``__file__`` usually is.
+        """
         if not entries:
             return set()
         dict_type = self.symbols["PyDict_Type"]
-        heads = self.memory.read_equal([value for _, value in entries], 24)
-        members: list[tuple[tuple[int, int], int]] = []
-        done: set[tuple[int, int]] = set()
-        for entry, (_, kind, first) in zip(entries, _HEAD.iter_unpack(heads), strict=True):
-            if kind and 0x1000 < first < 1 << 63:
-                members.append((entry, first))
+        done: set[Entry] = set()
+        members: list[Entry] = []
+        dicts: list[int] = []
+        heads = self.memory.read_equal([value + 8 for _, value in entries], 16)
+        for entry, (kind, first) in zip(entries, _TYPE_AND_FIRST.iter_unpack(heads), strict=True):
+            if kind and 0x1000 < first < _ADDRESSES:
+                members.append(entry)
+                dicts.append(first + 8)
             elif kind:
                 done.add(entry)  # None, or another object that is not a module
-        raw = self.memory.read_equal([address for _, address in members], 48)
-        tables: list[tuple[tuple[int, int], int]] = []
-        for index, (entry, _) in enumerate(members):
-            at = 48 * index
-            if struct.unpack_from("<Q", raw, at + 8)[0] != dict_type:
-                done.add(entry)  # no module: what its class does is not ours to know
-                continue
-            _, keys, values = self._dict_head(raw[at : at + 48])
-            if values or not keys:
-                done.add(entry)
+        tables: list[Entry] = []
+        addresses: list[int] = []
+        bodies = self.memory.read_equal(dicts, self.layout.keys + 8)
+        body = struct.Struct(f"<Q{self.layout.keys - 16}xQQ")
+        for entry, (kind, keys, values) in zip(members, body.iter_unpack(bodies), strict=True):
+            if kind == dict_type and keys and not values:
+                tables.append(entry)
+                addresses.append(keys)
             else:
-                tables.append((entry, keys))
-        done |= self._read_tables(tables, result)
+                done.add(entry)  # no module: what its class does with attributes is not ours to know
+        done.update(self._read_tables(tables, addresses, result))
         return done
 
-    def _read_tables(
-        self, tables: list[tuple[tuple[int, int], int]], result: Snapshot
-    ) -> set[tuple[int, int]]:
-        raw = self.memory.read_equal([keys for _, keys in tables], 40)
-        places: list[tuple[tuple[int, int], int, int, int]] = []
-        for index, (entry, keys) in enumerate(tables):
-            start, size, count = self._keys_shape(raw[40 * index : 40 * index + 40])
-            if 0 <= count <= _MAX_ENTRIES:
-                places.append((entry, keys + start, size, count))
+    def _read_tables(self, entries: list[Entry], keys: list[int], result: Snapshot) -> list[Entry]:
+        """Add the paths found in the dicts with these ``keys`` objects; returns what could be read."""
+        shapes = self._keys_shapes(self.memory.read_equal(keys, 40))
+        places = [
+            (address + start, size, count)
+            for address, (start, size, count) in zip(keys, shapes, strict=True)
+            if 0 <= count <= _MAX_ENTRIES
+        ]
+        readable = [
+            entry for entry, (_, _, count) in zip(entries, shapes, strict=True) if 0 <= count <= _MAX_ENTRIES
+        ]
         pointers: dict[int, None] = {}
-        rest = self._find_paths(places, _LEADING, pointers)
-        rest = self._find_paths(rest, _MAX_ENTRIES, pointers)
-        # What is left has no __file__: a builtin, or a namespace package.
-        texts = self.strings(list(pointers))
-        result.paths.update(text for text in texts if text)
-        return {entry for entry, _, _, _ in places}
+        if not self._file_keys:
+            self._find_paths(places[:16], pointers)  # to learn the address of the string "__file__"
+        rest = self._usual_places(places, pointers)
+        # What is left has __file__ elsewhere, or none at all: a builtin, or a namespace package.
+        self._find_paths(rest, pointers)
+        result.paths.update(text for text in self.strings(list(pointers)) if text)
+        return readable
 
-    def _find_paths(
-        self,
-        places: list[tuple[tuple[int, int], int, int, int]],
-        limit: int,
-        pointers: dict[int, None],
-    ) -> list[tuple[tuple[int, int], int, int, int]]:
-        """Look for ``__file__`` in the first ``limit`` entries of each dict; returns those without."""
+    def _usual_places(
+        self, places: list[tuple[int, int, int]], pointers: dict[int, None]
+    ) -> list[tuple[int, int, int]]:
+        """Look where importlib puts ``__file__``: the sixth entry, in a package the seventh.
+
+        Returns the dicts that have it elsewhere, if at all.
+        """
+        width = 24 if self.layout.wide_entries else 16
+        fit = [place for place in places if place[1] == width and place[2] > _USUAL + 1]
+        rest = [place for place in places if place[1] != width or place[2] <= _USUAL + 1]
+        raw = self.memory.read_equal([address + width * _USUAL for address, _, _ in fit], 2 * width)
+        pair = _TWO_WIDE if self.layout.wide_entries else _TWO
+        known = self._file_keys
+        for place, (key, value, next_key, next_value) in zip(fit, pair.iter_unpack(raw), strict=True):
+            if key in known:
+                pointers[value] = None
+            elif next_key in known:
+                pointers[next_value] = None
+            else:
+                rest.append(place)
+        return rest
+
+    def _find_paths(self, places: list[tuple[int, int, int]], pointers: dict[int, None]) -> None:
+        """Look for ``__file__``, or else ``__cached__``, among all entries of each dict."""
         raws = self.memory.read_ranges(
-            [address for _, address, _, _ in places],
-            [size * min(count, limit) for _, _, size, count in places],
+            [address for address, _, _ in places], [size * count for _, size, count in places]
         )
-        found = [dict(self._live(raw, place[2])) for raw, place in zip(raws, places, strict=True)]
-        unknown = {key for entries in found for key in entries}.difference(self._named_keys)
-        ordered = list(unknown)
-        for key, text in zip(ordered, self._short_names(ordered), strict=True):
-            self._named_keys[key] = text
-        wanted = [key for key, text in self._named_keys.items() if text in _MODULE_KEYS]
-        files = {key for key in wanted if self._named_keys[key] == "__file__"}
-        without = []
-        for place, entries in zip(places, found, strict=True):
-            for key in wanted:
-                if key in entries:
-                    pointers[entries[key]] = None
-            if files.isdisjoint(entries) and place[3] > limit:
-                without.append(place)
-        return without
+        found = [dict(self._live(raw, place[1])) for raw, place in zip(raws, places, strict=True)]
+        unknown = list({key for entries in found for key in entries} - self._named_keys)
+        self._named_keys.update(unknown)
+        for key, text in zip(unknown, self.strings(unknown), strict=True):
+            if text == "__file__":
+                self._file_keys.add(key)
+            elif text == "__cached__":
+                self._cached_keys.add(key)
+        for entries in found:
+            for wanted in (self._file_keys, self._cached_keys):
+                pointers.update((entries[key], None) for key in wanted if key in entries)
+
+    def _keys_shapes(self, headers: bytes) -> list[tuple[int, int, int]]:
+        """From keys objects' first 40 bytes each: offset, size and number of their entries."""
+        if self.layout.wide_entries:
+            return [
+                (40 + slots * (1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4), 24, count)
+                for slots, count in _WIDE_KEYS.iter_unpack(headers)
+            ]
+        return [
+            (32 + (1 << (index_bytes & 31)), 16 if unicode else 24, count)
+            for index_bytes, unicode, count in _KEYS.iter_unpack(headers)
+        ]
 
     # -- strings -------------------------------------------------------------------------------------
-
-    def _short_names(self, addresses: list[int]) -> list[str]:
-        """The text of ASCII strings that may be one of the wanted keys; others come back empty."""
-        raw = self.memory.read_equal(addresses, self.layout.ascii + 12)
-        step = self.layout.ascii + 12
-        names = []
-        for at in range(0, len(raw), step):
-            (length,) = struct.unpack_from("<Q", raw, at + 16)
-            start = at + self.layout.ascii
-            names.append(raw[start : start + length].decode("latin-1") if length in {8, 10} else "")
-        return names
 
     def strings(self, addresses: Sequence[int]) -> list[str | None]:
         """The texts of the str objects at ``addresses``; None where there is none."""
         raw = self.memory.read_equal(addresses, _SHORT)
+        room = _SHORT - self.layout.ascii
+        usual = struct.Struct(f"<16xQ8xI{self.layout.ascii - 36}x{room}s")
         texts: list[str | None] = []
-        again: list[tuple[int, int, int, str]] = []  # position, address of the text, bytes, encoding
-        for index, address in enumerate(addresses):
-            block = raw[_SHORT * index : _SHORT * (index + 1)]
-            if block[8:16] == b"\0" * 8:
-                # At the very end of a mapping a long read fails where the object itself is readable.
-                try:
-                    block = self.memory.read(address, self.layout.ascii)
-                except UnreadableError:
-                    texts.append(None)
-                    continue
-            place = self._text_place(block)
-            if place is None:
-                texts.append(None)
-                continue
-            start, size, encoding = place
-            if start + size <= len(block):
-                texts.append(block[start : start + size].decode(encoding, "surrogatepass"))
+        unusual: list[int] = []
+        for length, state, body in usual.iter_unpack(raw):
+            if state & _STATE == _COMPACT_ASCII and length <= room:
+                texts.append(body[:length].decode("latin-1"))
             else:
-                again.append((index, address + start, size, encoding))
+                unusual.append(len(texts))
                 texts.append(None)
-        bodies = self.memory.read_ranges([item[1] for item in again], [item[2] for item in again])
-        for (index, _, _, encoding), body in zip(again, bodies, strict=True):
-            texts[index] = body.decode(encoding, "replace")
+        for index in unusual:
+            try:
+                texts[index] = self._string(addresses[index])
+            except UnreadableError:
+                continue
         return texts
+
+    def _string(self, address: int) -> str | None:
+        """One text of any length and kind. Raises ``UnreadableError``."""
+        place = self._text_place(self.memory.read(address, self.layout.ascii))
+        if place is None:
+            return None
+        start, size, encoding = place
+        try:
+            return self.memory.read(address + start, size).decode(encoding, "surrogatepass")
+        except UnicodeDecodeError:
+            return None  # not a string after all: a dict's keys may be anything
 
     def text_end(self, address: int) -> int:
         """The address behind the last character of the str object at ``address``."""

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING
 from patchkit.guard import procfs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from patchkit.guard.cpython import Snapshot
     from patchkit.guard.places import Tree, View
 
@@ -148,7 +150,9 @@ class Environment:
         first = arguments[0]
         return len(arguments) == 1 and not first.startswith("/") and not first.startswith("-")
 
-    def by_stranger(self, arguments: list[str], name: str, uid: int, *, on_gpu: bool) -> str | None:
+    def by_stranger(
+        self, arguments: list[str], name: str, uid: int, *, on_gpu: Callable[[], bool]
+    ) -> str | None:
         """``arguments`` and ``name`` (``comm``) are all that is visible of the process of ``uid``."""
         if not may_read(uid, self.tree.root):
             return None
@@ -165,7 +169,7 @@ class Environment:
             return f"it runs {words}, of an environment that cannot be seen"
         if self._words.search(name) or (self._is_title(arguments or [""]) and self._words.search(first)):
             return f"it calls itself {first or name!r}"
-        if on_gpu and not self._in_foreign_home(uid):
+        if not self._in_foreign_home(uid) and on_gpu():
             return "it computes on a GPU, and what it runs cannot be seen"
         return None
 

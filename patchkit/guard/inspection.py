@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from patchkit.guard import accelerators, procfs
@@ -73,13 +74,16 @@ class Inspection:
         self.environment = Environment(tree)
         self.finder = Finder()
         self.views = Views()
-        self.notes: list[str] = []
         nodes = accelerators.patterns()
         self._nodes = accelerators.NodeMatcher(nodes)
-        self._listed = accelerators.listed()
         self._has_nodes = accelerators.any_present(nodes)
         self._compiled = [name for name in tree.files if not name.endswith(".py")]
         self._unseen = 0
+
+    @cached_property
+    def _listed(self) -> accelerators.Listed:
+        """The vendors' lists: asked only when they matter, since starting NVML takes longer than the rest."""
+        return accelerators.listed()
 
     def run(self, exclude: set[int]) -> Findings:
         own = os.getpid()
@@ -93,13 +97,14 @@ class Inspection:
                 for pid in procfs.pids()
                 if pid != own and pid not in exclude
             )
-        holders.extend(self._strangers(exclude))
+        if procfs.hides_others() or not procfs.in_initial_pid_namespace():
+            holders.extend(self._strangers(exclude))
         found = [holder for holder in holders if holder is not None]
         found.sort(key=lambda holder: (not holder.blocks, holder.verdict is not Verdict.LOADED, holder.pid))
-        return Findings(tuple(found), (*self._notes(), *self._listed.notes))
+        return Findings(tuple(found), tuple(self._notes()))
 
     def _notes(self) -> list[str]:
-        notes = list(self.notes)
+        notes = list(self._listed.notes) if "_listed" in vars(self) else []
         if self._unseen:
             notes.append(
                 f"{self._unseen} processes of other users could not be read; by their command lines "
@@ -128,7 +133,7 @@ class Inspection:
             return None  # a kernel thread, or one that has ended
         if answer is None:
             return None
-        gpus = self._gpus(pid, maps or b"")
+        gpus = self._gpus(pid, maps)
         blocks = answer.verdict is Verdict.LOADED or (
             answer.relevant and not ancestor and (answer.verdict is Verdict.CANNOT_TELL or bool(gpus))
         )
@@ -159,12 +164,17 @@ class Inspection:
             hint=answer.hint,
         )
 
-    def _gpus(self, pid: int, maps: bytes) -> tuple[Gpu, ...]:
-        in_lists = tuple(self._listed.by_pid.get(pid, ()))
-        if not self._has_nodes:
-            return in_lists
-        paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
-        return in_lists or self._nodes.gpus(paths)
+    def _gpus(self, pid: int, maps: bytes | None) -> tuple[Gpu, ...]:
+        """What the process holds; without its ``maps`` only the lists can say."""
+        nodes: tuple[Gpu, ...] = ()
+        if maps is not None:
+            if not self._has_nodes:
+                return ()
+            paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
+            nodes = self._nodes.gpus(paths)
+            if not nodes:
+                return ()
+        return tuple(self._listed.by_pid.get(pid, ())) or nodes
 
     def _look(self, pid: int, maps: bytes) -> _Answer | None:
         """A process whose maps may be read."""
@@ -214,7 +224,7 @@ class Inspection:
         if not any(os.fsencode(os.path.basename(name)) in maps for name in self._compiled):
             return None
         view = self.views.of(pid)
-        hits = {self.tree.match(view, path): path for path in procfs.mapped_paths(maps)}
+        hits = self.tree.matches(view, procfs.mapped_paths(maps))
         files = tuple(name for name in self.tree.files if name in hits)
         if not files:
             return None
@@ -223,13 +233,13 @@ class Inspection:
     def _read(self, pid: int, memory: ProcessMemory, symbols: dict[str, int], maps: bytes) -> _Answer | None:
         """A CPython whose memory may be read."""
         interpreter = Interpreter(memory, symbols)
-        snapshot = interpreter.snapshot()
         view = self.views.of(pid)
-        hits, unsure = self._matches(pid, view, snapshot)
+        snapshot = interpreter.snapshot(lambda paths: bool(self.tree.matches(view, paths)))
+        hits, unsure = self._match_all(pid, view, snapshot.paths)
         if not hits and not snapshot.complete and self.stop_to_read:
             with procfs.stopped(pid):
                 snapshot = interpreter.snapshot()
-            hits, unsure = self._matches(pid, view, snapshot)
+            hits, unsure = self._match_all(pid, view, snapshot.paths)
         what = (
             f"CPython {snapshot.version}, {snapshot.modules} modules read" if snapshot.version else "CPython"
         )
@@ -243,7 +253,7 @@ class Inspection:
                 f"sys.modules has {unsure}, relative to a folder that is no longer known ({what})",
                 True,
             )
-        if reason is None and not self._listed.by_pid.get(pid) and not self._has_nodes:
+        if reason is None and not self._has_nodes:
             return None
         if reason is None:
             return _Answer(
@@ -280,29 +290,23 @@ class Inspection:
             True,
         )
 
-    def _matches(self, pid: int, view: View, snapshot: Snapshot) -> tuple[dict[str, str], str | None]:
-        return self._match_all(pid, view, snapshot.paths)
-
-    def _match_all(self, pid: int, view: View, paths: Iterable[str]) -> tuple[dict[str, str], str | None]:
+    def _match_all(self, pid: int, view: View, paths: set[str]) -> tuple[dict[str, str], str | None]:
         """Asked files among ``paths``, and a relative path that may be one."""
-        hits: dict[str, str] = {}
+        relative = {path for path in paths if not path.startswith("/")}
+        hits = self.tree.matches(view, paths - relative)
         unsure: str | None = None
-        folder: str | None = None
-        for path in paths:
-            absolute = path
-            if not path.startswith("/"):
-                if folder is None:
-                    try:
-                        folder = os.readlink(f"/proc/{pid}/cwd")
-                    except OSError:
-                        folder = "/"
+        if relative:
+            try:
+                folder = os.readlink(f"/proc/{pid}/cwd")
+            except OSError:
+                folder = "/"
+            for path in relative:
                 absolute = os.path.normpath(os.path.join(folder, path))
-            name = self.tree.match(view, absolute)
-            if name is not None:
-                if name not in hits or path.endswith(".py"):  # rather __file__ than __cached__
-                    hits[name] = path
-            elif absolute is not path and self.tree.ends_like(path) and not view.exists(absolute):
-                unsure = path
+                name = self.tree.match(view, absolute)
+                if name is not None:
+                    hits.setdefault(name, path)
+                elif self.tree.ends_like(path) and not view.exists(absolute):
+                    unsure = path
         return hits, unsure
 
     # -- processes that cannot be looked into ----------------------------------------------------------
@@ -312,12 +316,11 @@ class Inspection:
         users = procfs.uids(pid)
         if known is None or users is None or known.ended or known.kernel:
             return None
-        listed = self._listed.by_pid.get(pid, ())
         reason = self.environment.by_stranger(
             procfs.arguments(pid),
             known.command,
             users[0],
-            on_gpu=any(gpu.kind != "graphics" for gpu in listed),
+            on_gpu=lambda: any(gpu.kind != "graphics" for gpu in self._listed.by_pid.get(pid, ())),
         )
         if reason is None:
             self._unseen += 1
@@ -337,9 +340,8 @@ class Inspection:
                 continue
             holders.append(self._invisible(tuple(gpus), f"its list names process {pid}, which is not here"))
         for gpu in self._listed.unexplained:
-            if not any(self._nodes.gpus(procfs.descriptors(pid)) for pid in procfs.pids()):
-                used = f"{(gpu.memory or 0) >> 20} MiB of it are in use and no process here holds it"
-                holders.append(self._invisible((gpu,), used))
+            used = f"{(gpu.memory or 0) >> 20} MiB of it are in use that no process here accounts for"
+            holders.append(self._invisible((gpu,), used))
         return holders
 
     def _may_be(self, pid: int) -> bool:

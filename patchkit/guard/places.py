@@ -39,11 +39,13 @@ class View:
 
     def __init__(self, base: str = "") -> None:
         self.base = base  # "" for our own root, else /proc/PID/root
+        self.cleared: set[str] = set()  # paths that are none of the asked files
         self._folders: dict[str, tuple[Identity | None, str]] = {}
         self._below: dict[tuple[str, Identity], bool] = {}
         self._places: dict[str, tuple[tuple[Place, ...], Identity | None]] = {}
 
-    def _lstat(self, path: str) -> os.stat_result | None:
+    def status(self, path: str) -> os.stat_result | None:
+        """Of ``path`` itself, not of what it links to; None if it does not exist."""
         try:
             return os.lstat(self.base + path)
         except (OSError, ValueError):
@@ -67,7 +69,7 @@ class View:
                 found = found.rpartition("/")[0]
                 continue
             step = f"{found}/{part}"
-            known = self._lstat(step)
+            known = self.status(step)
             if known is not None and stat.S_ISLNK(known.st_mode) and links < _MAX_LINKS:
                 links += 1
                 try:
@@ -87,7 +89,7 @@ class View:
         known = self._folders.get(path)
         if known is None:
             real = self.resolve(path)
-            status = self._lstat(real)
+            status = self.status(real)
             known = ((status.st_dev, status.st_ino) if status else None, real)
             self._folders[path] = known
         return known
@@ -118,7 +120,7 @@ class View:
             if name in {"", ".", ".."}:
                 break
             places.append(self.place(folder or "/", name))
-            status = self._lstat(f"{self.folder(folder or '/')[1].rstrip('/')}/{name}")
+            status = self.status(f"{self.folder(folder or '/')[1].rstrip('/')}/{name}")
             if status is None:
                 break
             if not stat.S_ISLNK(status.st_mode):
@@ -149,7 +151,7 @@ class View:
     def exists(self, path: str) -> bool:
         folder, _, name = path.rpartition("/")
         identity, real = self.folder(folder or "/")
-        return identity is not None and self._lstat(f"{real.rstrip('/')}/{name}") is not None
+        return identity is not None and self.status(f"{real.rstrip('/')}/{name}") is not None
 
 
 class Views:
@@ -188,6 +190,7 @@ class Tree:
     def __init__(self, root: str, files: Iterable[str], prefix: str | None = None) -> None:
         own = View()
         self.root = os.path.realpath(root)
+        prefix = prefix or _venv_around(self.root)
         self.prefix = os.path.realpath(prefix) if prefix else None
         self.files = tuple(dict.fromkeys(files))
         self.root_identity = own.folder(self.root)[0]
@@ -195,6 +198,7 @@ class Tree:
         # A venv's interpreter is a link out of it; a base installation holds its own.
         self.is_venv = bool(self.prefix) and os.path.exists(f"{self.prefix}/pyvenv.cfg")
         self.packages = {name.partition("/")[0].removesuffix(".py") for name in self.files}
+        self._names = {name.rpartition("/")[2] for name in self.files}
         self._by_place: dict[Place, str] = {}
         self._by_identity: dict[Identity, str] = {}
         for name in self.files:
@@ -207,8 +211,26 @@ class Tree:
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                 self._by_identity[(status.st_dev, status.st_ino)] = name
 
+    def matches(self, view: View, paths: Iterable[str]) -> dict[str, str]:
+        """Asked files that some of ``paths`` (absolute, as the process names them) mean."""
+        found: dict[str, str] = {}
+        for path in set(paths) - view.cleared:
+            name = self.match(view, path)
+            if name is None:
+                view.cleared.add(path)
+            elif name not in found or path.endswith(".py"):  # rather __file__ than __cached__
+                found[name] = path
+        return found
+
     def match(self, view: View, path: str) -> str | None:
-        """The asked file that ``path`` (absolute, as the process names it) means, if any."""
+        """The asked file that ``path`` (absolute) means, if any."""
+        if path.rpartition("/")[2] not in self._names and not path.endswith(".pyc"):
+            # Another name: the same file only as a link, or as a file mounted on another.
+            status = view.status(path)
+            if status is None or not (
+                stat.S_ISLNK(status.st_mode) or (status.st_dev, status.st_ino) in self._by_identity
+            ):
+                return None
         places, own = view.places(source_of(path))
         for place in places:
             if place in self._by_place:
@@ -219,3 +241,13 @@ class Tree:
         """The asked file whose path ends with the relative ``path``, if any."""
         tail = "/" + os.path.normpath(source_of(path)).lstrip("./")
         return next((name for name in self.files if f"{self.root}/{name}".endswith(tail)), None)
+
+
+def _venv_around(root: str) -> str | None:
+    """The venv whose site-packages ``root`` is (``lib/pythonX.Y/site-packages`` below it)."""
+    folder = root
+    for _ in range(3):
+        folder = os.path.dirname(folder)
+        if os.path.exists(f"{folder}/pyvenv.cfg"):
+            return folder
+    return None

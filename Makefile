@@ -1,0 +1,42 @@
+# Needs Python 3.10 or newer (PYTHON), git, make, and the Python package index. Everything else is made here.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+# The engines (1.4 GB each) live outside the checkout; see examples/cpu_engine/venv.py.
+
+.PHONY: setup demo test test-core test-engine differential lint bench faults clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e . --group dev
+	touch $@
+
+demo: setup
+	$(BIN)/python -m examples.demo
+
+test: test-core test-engine
+
+test-core: setup
+	$(BIN)/python -m pytest -n 2 -m "not engine" tests
+
+test-engine: setup
+	$(BIN)/python -m pytest -m engine tests
+
+# Thousands of random diffs beside git and GNU diff, and every mutation of a patch; prints the counts.
+differential: setup
+	PATCHKIT_EXAMPLES=3000 $(BIN)/python -m pytest -q -s tests/test_diff_against_git.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	for script in bench/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
