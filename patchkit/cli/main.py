@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -21,6 +22,8 @@ COMMANDS = {
     "apply": "patchkit.cli.change:apply",
     "restore": "patchkit.cli.change:restore",
     "recover": "patchkit.cli.change:recover",
+    "run": "patchkit.cli.run:run",
+    "attest": "patchkit.cli.attest:attest",
     "status": "patchkit.cli.inspect:status",
     "verify": "patchkit.cli.inspect:verify",
     "check": "patchkit.cli.inspect:check",
@@ -109,15 +112,7 @@ def run(argv: list[str]) -> int:
         outcome: Any = cli.main(args=argv, prog_name="patchkit", standalone_mode=False, obj=options)
         if not isinstance(outcome, report.Result):
             return int(outcome or 0)
-        report.render(
-            outcome,
-            command,
-            as_json=options.json,
-            quiet=options.quiet,
-            verbose=options.verbose,
-            color=_color(options),
-        )
-        return outcome.exit_code
+        return _render(outcome, command, options)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return USAGE
@@ -128,10 +123,6 @@ def run(argv: list[str]) -> int:
     except (KeyboardInterrupt, click.exceptions.Abort):
         sys.stderr.write("patchkit: interrupted\n")
         return INTERRUPT
-    except BrokenPipeError:
-        # The reader went away (`patchkit log | head`): not an error, but stdout must not be flushed again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
         reason = error.strerror or str(error)
@@ -144,6 +135,25 @@ def run(argv: list[str]) -> int:
         )
         sys.stderr.write(f"patchkit: {report.printable(message)}\n")
         return INTERNAL
+
+
+def _render(outcome: report.Result, command: str, options: Options) -> int:
+    try:
+        report.render(
+            outcome,
+            command,
+            as_json=options.json,
+            quiet=options.quiet,
+            verbose=options.verbose,
+            color=_color(options),
+        )
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        # The reader went away (`patchkit log | head`, a closed terminal): what was done stands, and stdout
+        # must not be flushed again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return outcome.exit_code
 
 
 def _fail(error: PatchkitError, command: str, argv: Sequence[str], options: Options) -> int:

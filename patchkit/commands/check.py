@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from patchkit import lease
 from patchkit.errors import NO, PatchkitError
 from patchkit.journal import Journal
 from patchkit.plan import expectations
@@ -147,6 +148,11 @@ def judge(
             )
     if Journal.load(target.root) is not None:
         verdict.complaints.append("a transaction was interrupted (patchkit recover)")
+    verdict.complaints += [
+        f"abandoned {one.describe()} (patchkit recover)"
+        for one in lease.abandoned(target.root)
+        if one.distribution == target.distribution
+    ]
     return verdict
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from patchkit import lease
 from patchkit.errors import NO
 from patchkit.history import History
 from patchkit.journal import Journal
@@ -40,11 +41,21 @@ def status(workspace: Workspace) -> Result:
             "stack": [],
             "by_hand": by_hand,
             "kept_backups": [vars(kept) for kept in state.kept],
+            "sessions": [],
         }
         lines.append(("title", f"{target.label} in {target.root}"))
         if journal is not None:
             action = journal.history.get("action", "change")
             lines.append(("bad", f"  an {action} was interrupted; 'patchkit recover' finishes or undoes it"))
+        for one in lease.leases(target.root):
+            if one.distribution == target.distribution:
+                alive = one.is_alive()
+                entry["sessions"].append({**one.to_json(), "alive": alive})
+                lines.append(
+                    ("warn", f"  in use by {one.describe()}")
+                    if alive
+                    else ("bad", f"  abandoned {one.describe()}; 'patchkit recover' finishes it")
+                )
         for applied in own:
             files = [_file(target, state, applied, pin) for pin in applied.manifest.files]
             entry["stack"].append(_applied_json(applied, files))
