@@ -82,6 +82,7 @@ class Extraction:
 
     def run(self) -> None:
         """Raises ServerError, BadSampleError, SpoolLimitError, OSError; what is packed stays packed."""
+        self.progress.restart()
         self.base = self.spool.usage()
         largest = max(self.growing.missing, key=self.growing.plan.length, default=None)
         if largest is None:

@@ -55,6 +55,10 @@ class Progress:
         elif not self.quiet and kind is None:
             self._line()
 
+    def restart(self) -> None:
+        """Time counts from now on: what came before was preparation."""
+        self.began = self._last = time.monotonic()
+
     def _start_bar(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn

@@ -41,6 +41,7 @@ class _Verifier:
 
     def __init__(self, path: str) -> None:
         torch, transformers = need("torch"), need("transformers")
+        transformers.utils.logging.disable_progress_bar()
         try:
             self.model = transformers.AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True

@@ -86,6 +86,7 @@ class Launched:
     @property
     def command(self) -> list[str]:
         session = [sys.executable, "-m", "patchkit", *self.own, "run", *self.patches]
+        session += ["--record", os.path.dirname(self.log)]
         for name, value in self.environment.items():
             session += ["--env", f"{name}={value}"]
         server = [self.python, "-m", "sglang.launch_server", f"--model-path={self.model}"]
