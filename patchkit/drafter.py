@@ -3,7 +3,7 @@
 A data set and ``speculators`` name a state by the layer that it enters: k is R(k). SGLang's
 ``set_eagle3_layers_to_capture`` reads the list in ``eagle_config`` as layers whose *output* is meant, which
 is R(k+1); for DeepSeek, and Kimi on top of it, it reads R(k) from 0.5.13 on, unless the first id is 1. The
-first releases were looked up in the wheels from 0.4.6 to 0.5.16.
+first releases were looked up in the wheels from 0.4.6 to 0.5.16, and 0.5.23.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST: dict[str, str] = {
     "DeepseekV32ForCausalLM": "0.5.4.post2",
     "KimiK25ForConditionalGeneration": "0.5.10rc0",
 }
-LOOKED_AT = "0.5.16"
+LOOKED_AT = "0.5.23"
 
 
 class ServeError(PatchkitError):
