@@ -92,6 +92,7 @@ def patchkit(
     return subprocess.run(
         [sys.executable, "-m", "patchkit", *map(str, arguments)],
         capture_output=True,
+        check=False,
         text=True,
         timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})},

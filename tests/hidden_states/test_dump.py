@@ -74,7 +74,7 @@ def test_a_short_pt_is_seen_without_reading_it(tmp_path):
     path = tmp_path / f"{name}.pt"
     path.write_bytes(path.read_bytes()[:-1])
     (prompt,) = Spool(str(tmp_path)).prompts()
-    with pytest.raises(BadDumpError, match="bytes, its .json says"):
+    with pytest.raises(BadDumpError, match=r"bytes, its \.json says"):
         prompt.load(digest=False)
 
 

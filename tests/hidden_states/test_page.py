@@ -17,7 +17,7 @@ class Links(HTMLParser):
         self.ids: list[str] = []
         self.outside: list[str] = []
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, _tag, attrs):
         for name, value in attrs:
             if name == "id":
                 self.ids.append(value)
@@ -79,8 +79,10 @@ def test_a_browser_draws_it_in_both_schemes(packing, scheme):
     picture = packing.folder / "page.png"
     dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
     subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1500", *dark]
-        + [f"--user-data-dir={packing.folder}/profile", f"--screenshot={picture}", f"file://{path}"],
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1500", *dark),
+            *(f"--user-data-dir={packing.folder}/profile", f"--screenshot={picture}", f"file://{path}"),
+        ],
         check=True,
         capture_output=True,
         timeout=120,

@@ -47,7 +47,7 @@ WRONG = [
     (lambda m: {"d2t": m.d2t[:-1]}, "does not mark exactly"),
     (lambda m: {"t2d": ~m.t2d}, "does not mark exactly"),
     (lambda m: {"t2d": m.t2d[:-1]}, "is for 49 tokens, the target has 50"),
-    (lambda m: {"d2t": np.zeros(0, np.int64)}, "not int64"),
+    (lambda _: {"d2t": np.zeros(0, np.int64)}, "not int64"),
     (lambda m: {"d2t": m.d2t - 100}, "leads outside"),
 ]
 
