@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
-def make_dumps(folder: Path, samples: int, tokens: int, hidden: int) -> int:
-    """Write dumps and their input; returns the bytes of the dumps."""
+def make_dumps(folder: Path, samples: int, tokens: int, hidden: int) -> None:
+    """Write dumps and their input."""
     import torch
 
     from tests.hidden_states.engine import CHOSEN, Dumper
@@ -32,7 +32,6 @@ def make_dumps(folder: Path, samples: int, tokens: int, hidden: int) -> int:
             ids[0], ids[1] = sample // 512, sample % 512
             dumper.dump(ids, values=states)
             file.write(json.dumps({"input_ids": ids, "loss_mask": [1] * tokens}) + "\n")
-    return sum(path.stat().st_size for path in (folder / "dumps").iterdir())
 
 
 def timed(command: list[str]) -> tuple[float, int]:
@@ -51,25 +50,27 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--workers", type=int)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.make:
+        make_dumps(options.make, options.samples, options.tokens, options.hidden)
+        return
     folder = Path(tempfile.mkdtemp(prefix="bench-pack-", dir=options.folder))
     try:
-        size = make_dumps(folder, options.samples, options.tokens, options.hidden)
+        # In a process of its own: a child's peak memory begins with that of its parent.
+        subprocess.run([sys.executable, __file__, *sys.argv[1:], "--make", str(folder)], check=True)
+        size = sum(path.stat().st_size for path in (folder / "dumps").iterdir())
         subprocess.run(["sync"], check=True)
         copy, _ = timed(["cp", "-r", str(folder / "dumps"), str(folder / "copy")])
         shutil.rmtree(folder / "copy")
         pack, memory = timed(
             [
-                sys.executable,
-                "-m",
-                "patchkit",
-                "pack",
-                str(folder / "dumps"),
-                "--data",
-                str(folder / "in.jsonl"),
+                *(sys.executable, "-m", "patchkit", "pack", str(folder / "dumps"), "--quiet"),
+                *("--data", str(folder / "in.jsonl"), "--out", str(folder / "ds")),
+                *(["--workers", str(options.workers)] if options.workers else []),
             ]
-            + ["--out", str(folder / "ds"), "--quiet"]
         )
         start, base = timed([sys.executable, "-c", "import torch, pyarrow"])
         rate, pure = size / copy / 1e9, size / (pack - start) / 1e9
