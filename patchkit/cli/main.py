@@ -38,6 +38,13 @@ COMMANDS = {
     "new": "patchkit.cli.authoring:new",
     "refresh": "patchkit.cli.authoring:refresh",
     "lint": "patchkit.cli.authoring:lint",
+    "extract": "patchkit.cli.data:extract",
+    "pack": "patchkit.cli.data:pack",
+    "validate": "patchkit.cli.data:validate",
+    "vocab": "patchkit.cli.data:vocab",
+    "report": "patchkit.cli.data:report",
+    "train": "patchkit.cli.data:train",
+    "drafter": "patchkit.cli.data:drafter",
 }
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a bug in patchkit, never a user's mistake
