@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from patchkit.guard import inspect, layout as layouts
 from patchkit.guard.cpython import Interpreter
 from patchkit.guard.interpreters import Finder
-from patchkit.guard.memory import ProcessMemory
+from patchkit.guard.memory import ProcessMemory, UnreadableError
 from patchkit.guard.procfs import maps
 
 BODY = '''"""Module {number}."""
@@ -151,13 +151,14 @@ def one_by_one(pid: int) -> int:
     named: int | None = None
     for key, value in items(memory.word(state + layout.modules)):
         text(key)
-        for name, member in items(memory.word(value + 16)):
-            if named is None and text(name) == "__file__":
-                named = name
-            if name == named:
-                text(member)
-                found += 1
-                break
+        with contextlib.suppress(UnreadableError):  # sys.modules may hold anything
+            for name, member in items(memory.word(value + 16)):
+                if named is None and text(name) == "__file__":
+                    named = name
+                if name == named:
+                    text(member)
+                    found += 1
+                    break
     return found
 
 

@@ -29,11 +29,11 @@ class Break:
 
 def record(action: str, patches: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """A record without its place in the chain; ``patches`` has name and digests before and after."""
-    who = {"user": _user(), "host": socket.gethostname()}
+    who = {"user": user_name(), "host": socket.gethostname()}
     return {"schema": SCHEMA, "time": time.time(), **who, "action": action, "patches": patches, **more}
 
 
-def _user() -> str:
+def user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):

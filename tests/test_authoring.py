@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import contents, install
 
 from patchkit import diff as d
 from patchkit.authoring import errors as e
@@ -25,6 +24,8 @@ from patchkit.errors import PatchkitError
 from patchkit.manifest import Manifest, ManifestError, PinMismatchError
 from patchkit.selection import UnknownReleaseError
 from patchkit.target import environment, locate
+from patchkit.tree import UnsafePathError
+from tests.installed import contents, install
 
 MODEL = b"".join(b"line %d\n" % n for n in range(1, 41))
 FILES = {
@@ -233,6 +234,16 @@ def test_a_tree_that_is_not_pristine_is_refused(bench):
         bench.import_(edit("engine/srt/model.py"))
 
 
+def test_a_folder_symlink_out_of_the_root_is_refused(bench):
+    outside = bench.folder / "outside"
+    outside.mkdir()
+    (outside / "model.py").write_bytes(MODEL)
+    (bench.site / "engine/link").symlink_to(outside)
+    with pytest.raises(UnsafePathError, match="leads out of the root"):
+        bench.import_(edit("engine/link/model.py"))
+    assert (outside / "model.py").read_bytes() == MODEL
+
+
 def test_another_release_than_the_installed_one_is_refused(bench):
     with pytest.raises(e.ReleaseMismatchError):
         bench.base(release="2.0")
@@ -407,6 +418,18 @@ def test_litter_of_editors_and_interpreters_is_not_part_of_the_patch(bench):
     assert (files / "engine/srt/model.py~").exists()
 
 
+def test_a_scratch_copy_that_was_moved_away_deletes_nothing(bench):
+    bench.new("p", "engine/srt/model.py", "engine/srt/server.py")
+    (bench.scratch() / "engine/srt/model.py").write_bytes(CHANGED)
+    bench.refresh("p")
+    before = contents(bench.patches / "p/edit")
+    bench.scratch().rename(bench.folder / "moved")
+    with pytest.raises(e.ScratchError, match="no files"):
+        bench.refresh("p")
+    (bench.folder / "moved").rename(bench.scratch())
+    assert contents(bench.patches / "p/edit") == before
+
+
 def test_a_symlink_in_the_scratch_copy_is_refused(bench):
     bench.new("p", "engine/srt/model.py")
     (bench.scratch() / "engine/link.py").symlink_to("/etc/passwd")
@@ -428,6 +451,17 @@ def test_a_broken_index_is_refused_and_left_alone(bench):
         with pytest.raises(e.ScratchError):
             bench.refresh("p")
         assert index.read_text() == text
+
+
+def test_a_lost_index_is_refused_and_mended_by_opening_again(bench):
+    bench.new("p", "engine/srt/model.py")
+    (bench.scratch() / "engine/srt/model.py").write_bytes(CHANGED)
+    (bench.patches / "p/edit/base.json").unlink()
+    with pytest.raises(e.ScratchError, match="patchkit new p"):
+        bench.refresh("p")
+    bench.new("p")
+    bench.refresh("p")
+    assert bench.result("p") == {"engine/srt/model.py": CHANGED}
 
 
 @pytest.mark.parametrize("path", ["nope.py", "engine/nope.py", "../x", "/etc/passwd"])
@@ -648,3 +682,22 @@ def test_an_unreadable_diff_is_an_error_not_a_traceback(bench):
     (bench.folder / "bin.diff").write_bytes(bytes(range(256)) * 50)
     error = run(bench, "import", "bin.diff", "--name", "p", "--dist", "engine", code=4)
     assert error["errors"][0]["code"] == "not-a-diff"
+
+
+def test_a_new_file_in_a_new_folder_stays_where_its_path_says(bench):
+    done = bench.import_(b"--- /dev/null\n+++ b/engine/extra/y.py\n@@ -0,0 +1 @@\n+a\n")
+    assert [pin.path for pin in done.manifest.files] == ["engine/extra/y.py"]
+
+
+def test_a_new_file_below_a_file_of_the_tree_is_refused(bench):
+    with pytest.raises(DiffError, match="which is a file"):
+        bench.import_(b"--- /dev/null\n+++ b/engine/data.bin/y\n@@ -0,0 +1 @@\n+a\n")
+
+
+def test_a_diff_without_prefixes_may_change_two_packages(tmp_path):
+    bench = Bench(tmp_path)
+    install(bench.site, "engine", "1.0", {**FILES, "engine_kernels/__init__.py": b"a\n"})
+    kernels = b"--- engine_kernels/__init__.py\n+++ engine_kernels/__init__.py\n@@ -1 +1 @@\n-a\n+b\n"
+    models = edit("engine/srt/model.py").replace(b"a/", b"").replace(b"b/", b"")
+    bench.import_(models + kernels)
+    assert set(bench.result("p")) == {"engine/srt/model.py", "engine_kernels/__init__.py"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from patchkit import diff as d
 from patchkit.diff import errors as e
@@ -466,6 +467,20 @@ def test_a_patch_cut_inside_its_last_line_is_refused():
     assert "cut short" in str(error)
 
 
+def test_a_signature_may_lack_its_last_newline():
+    patch = GIT + HEAD + EDIT + b"-- \n2.39.5"
+    assert applied(patch, tree(f=ABC)) == tree(f=b"a\nB\nc\n")
+
+
+@pytest.mark.parametrize("line", [b"Only in new: my file\n", b"Only in new/x: y\n"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_file_that_the_diff_only_mentions_is_refused(line, first):
+    section = HEAD + EDIT
+    error = refused(line + section if first else section + line, tree(f=ABC))
+    assert isinstance(error, e.UnsupportedDiffError)
+    assert "diff -ruN" in str(error)
+
+
 def test_a_hunk_without_a_change_is_refused():
     assert isinstance(refused(HEAD + b"@@ -1,3 +1,3 @@\n a\n b\n c\n", tree(f=ABC)), e.MalformedDiffError)
 
@@ -626,3 +641,35 @@ def test_a_huge_hunk_number_is_a_clear_refusal():
         refused(HEAD + b"@@ -99999999999999 +1 @@\n-b\n+B\n", tree(f=ABC)), e.MalformedDiffError
     )
     assert isinstance(refused(HEAD + b"@@ -1,999999999 +1 @@\n-b\n+B\n", tree(f=ABC)), e.MiscountedHunkError)
+
+
+# -- whatever comes -------------------------------------------------------------------------------
+
+PIECES = [
+    b"diff --git a/f b/f\n", b'diff --git "a/\\303" "b/f"\n', b"diff --git \n", b"diff --git a b c d\n", b"--- a/f\n",
+    b"+++ b/f\n", b"--- \n", b"+++ \n", b"--- /dev/null\n", b"+++ /dev/null\n", b"@@ -1 +1 @@\n", b"@@ -0,0 +1 @@\n",
+    b"@@ -1,0 +2 @@\n", b"@@ -2,3 +2,3 @@ x\n", b"@@", b"-b\n", b"+B\n", b" a\n", b"\n", b"\\ No newline\n", b"\\\n",
+    b"new file mode 100644\n", b"deleted file mode 100755\n", b"old mode 100644\n", b"new mode 100755\n",
+    b"rename from f\n", b"rename to g\n", b"rename to \n", b"similarity index 9%\n", b"index 0123456..89abcde 100644\n",
+    b"index " + b"0" * 40 + b".." + b"1" * 40 + b"\n", b"GIT binary patch\n", b"literal 0\n", b"delta 3\n",
+    b"HcmV?d00001\n", b"A\n", b"~~~\n", b"-- \n", b"2.39\n", b"Only in a: b\n", b"--- a/f\t1970-99-99 99:99:99\n",
+    b"--- a/f\t1970-01-01 00:00:00 +0000\n", b"+++ b/f\t1970-01-01 00:00:00 -9999\n", b'--- "a/\\', b"\x00\xff\r\n",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    pieces=st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=6)), max_size=14),
+    strip=st.integers(0, 2),
+)
+def test_any_bytes_are_a_diff_or_a_diff_error(pieces, strip):
+    files = tree(f=ABC)
+    try:
+        parsed = d.parse(b"".join(pieces), strip=strip)
+        made = d.apply(parsed, files.get)
+    except d.DiffError:
+        return
+    after = {path: content for path, content in {**files, **made}.items() if content is not None}
+    undone = {**after, **d.apply(d.reverse(parsed), after.get)}
+    # A plain diff that only fills an empty file cannot say whether there was one.
+    assert {path: content for path, content in undone.items() if content is not None} == files

@@ -44,7 +44,21 @@ def test_a_shown_path_is_one_line_of_ascii(text):
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/x", "../x", "a/../x", "a//b", "a/", "./a", "a\0b", ".patchkit/x", ".GIT/x"]
+    "path",
+    [
+        "",
+        "/x",
+        "../x",
+        "a/../x",
+        "a//b",
+        "a/",
+        "./a",
+        "a\0b",
+        ".patchkit/x",
+        ".GIT/x",
+        "x" * 256,
+        "x/" * 2048 + "y",
+    ],
 )
 def test_paths_that_are_not_plain_are_refused(path):
     with pytest.raises(ValueError):  # noqa: PT011 (the reason is for people)
@@ -56,3 +70,8 @@ def test_paths_that_are_not_plain_are_refused(path):
 )
 def test_plain_paths_pass(path):
     names.check_path(path)
+
+
+def test_a_line_of_endless_names_is_refused_at_once():
+    with pytest.raises(ValueError, match="too long"):
+        names.git_pairs(b"a " * 1_000_000)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from patchkit import diff
 from patchkit.authoring import scratch as scratches, store
-from patchkit.authoring.errors import NothingChangedError
+from patchkit.authoring.errors import NothingChangedError, ScratchError
 from patchkit.diff.model import Content, Diff, FileDiff
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ def refresh(name: str, *, base: Base, catalog: Catalog) -> Refreshed:
     variant = scratches.own_variant(catalog, name, base)
     before = {} if variant is None else _unpinned(variant, base)
     scratch = scratches.load(folder)
+    if scratch is None and os.path.isdir(os.path.join(folder, scratches.FOLDER)):
+        # Taken for no scratch copy, it would look as if there were no edits.
+        raise ScratchError(
+            os.path.join(folder, scratches.FOLDER),
+            f"has no {scratches.INDEX}",
+            f"'patchkit new {name}' mends it",
+        )
     wanted: Contents = dict(before)
     if scratch is not None:
         scratches.check_base(scratch, base)

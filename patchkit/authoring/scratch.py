@@ -17,6 +17,7 @@ from patchkit.authoring import store
 from patchkit.authoring.errors import NotInTreeError, ScratchError
 from patchkit.diff import names
 from patchkit.diff.model import Content
+from patchkit.manifest import ManifestError
 from patchkit.selection import public
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Scratch:
 
     def present(self) -> Iterator[str]:
         """The root-relative paths of the files that are there now, in order."""
+        if not os.path.isdir(self.files):
+            # Not every file deleted, but the whole copy moved away.
+            raise ScratchError(
+                self.folder, "has an index but no files", "put them back, or move the folder away"
+            )
         found = []
         for top, folders, entries in os.walk(self.files):
             folders[:] = [name for name in folders if name != "__pycache__"]
@@ -70,7 +76,7 @@ class Scratch:
                     raise ScratchError(full, "is a symbolic link; a patch holds regular files only")
             for name in entries:
                 full = os.path.join(top, name)
-                if name.endswith(_LITTER) or name.startswith((".#", "#")):
+                if name.endswith(_LITTER) or name.startswith((".#", "#", store.TEMPORARY)):
                     continue
                 if not stat.S_ISREG(os.stat(full).st_mode):
                     raise ScratchError(full, "is no regular file")
@@ -102,16 +108,20 @@ def below(catalog: Catalog, name: str, release: str | None) -> tuple[str, ...]:
         return scratch.on
     if name not in catalog or release is None:
         return ()
+    try:
+        variants = catalog[name].variants
+    except ManifestError:
+        return ()  # 'pin' is there to mend it; whatever needs the variants refuses by itself
     stacks = {
         variant.manifest.on
-        for variant in catalog[name].variants
+        for variant in variants
         if public(release) in {public(one) for one in variant.manifest.releases}
     }
     return stacks.pop() if len(stacks) == 1 else ()
 
 
 def load(patch_folder: str) -> Scratch | None:
-    """The patch's scratch copy, or None when none is open."""
+    """The patch's scratch copy, or None when none is open: a folder without an index is none yet."""
     folder = os.path.join(patch_folder, FOLDER)
     path = os.path.join(folder, INDEX)
     try:
@@ -126,8 +136,6 @@ def load(patch_folder: str) -> Scratch | None:
             names.check_path(item)
         return Scratch(folder, entry["release"], tuple(on), frozenset(files))
     except FileNotFoundError:
-        if os.path.isdir(folder):
-            raise ScratchError(folder, f"has no {INDEX}", "open it again with 'patchkit new'") from None
         return None
     except (ValueError, KeyError, TypeError):
         raise ScratchError(path, "is not the index of a scratch copy") from None
@@ -151,7 +159,7 @@ def new(name: str, paths: Sequence[str], *, base: Base, catalog: Catalog) -> Ope
             contents[path] = content
     store.write_toml(patch_folder, name, distribution, base.below(wanted))
     kept = tuple(path for path in wanted if path in scratch.opened or os.path.lexists(scratch.path(path)))
-    # The index first: a crash in between must not make opened files look like new ones.
+    # The files first: a file that only the index has would count as deleted.
     opened = Scratch(scratch.folder, scratch.release, scratch.on, scratch.opened | set(wanted))
     _write_missing(opened, contents)
     opened.save_index()

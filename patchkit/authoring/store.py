@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from patchkit.authoring.base import Base
     from patchkit.diff.model import Diff
 
+TEMPORARY = ".patchkit-new-"  # a crash may leave one behind
+
 
 def write(path: str, data: bytes) -> bool:
     """Replace the file's content in one step; False when it already is that."""
@@ -33,7 +35,7 @@ def write(path: str, data: bytes) -> bool:
     except FileNotFoundError:
         pass
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".new-")
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=TEMPORARY)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)

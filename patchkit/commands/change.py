@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from patchkit import recovery as recoveries, selection, transaction
+from patchkit import lease, recovery as recoveries, selection, transaction
 from patchkit.commands.check import Verdict, judge
 from patchkit.durable import fsync_folder, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, NO, USAGE, PatchkitError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from patchkit.commands.holding import Holding
+    from patchkit.lease import Lease
     from patchkit.manifest import FilePin
     from patchkit.recovery import Recovery
     from patchkit.state import Applied
@@ -88,7 +89,7 @@ def restore(
 
 
 def recover(workspace: Workspace, *, holding: Holding) -> Result:
-    """Finish or undo what a crash left open, in every root of the environment."""
+    """Finish or undo what a crash left open, in every root of the environment: transactions, sessions."""
     found: list[dict[str, Any]] = []
     lines: list[str | tuple[str, str]] = []
     for root, target in {target.root: target for target in workspace.targets()}.items():
@@ -103,7 +104,26 @@ def recover(workspace: Workspace, *, holding: Holding) -> Result:
         if recovery is not None:
             found.append({"root": root, **recovery.to_json()})
             lines.append(("good", f"{root}: {recovery.sentence()}"))
-    return Result({"recovered": found}, lines or ["nothing to recover"])
+    sessions = [_finish(workspace, target, holding) for target in workspace.targets()]
+    ended = [one for some in sessions for one in some]
+    lines += [("good", sentence) for _, sentence in ended]
+    return Result(
+        {"recovered": found, "sessions": [one.to_json() for one, _ in ended]}, lines or ["nothing to recover"]
+    )
+
+
+def _finish(workspace: Workspace, target: Target, holding: Holding) -> list[tuple[Lease, str]]:
+    """End the abandoned sessions of ``target``."""
+    done = []
+    for one in lease.abandoned(target.root):
+        if one.distribution == target.distribution:
+            from patchkit.abandonment import finish
+
+            done.append((one, finish(workspace, one, holding)))
+    if lease.leases(target.root):
+        with tree_lock(target.root):
+            lease.sweep(target.root)
+    return done
 
 
 def _recover(workspace: Workspace, target: Target, holding: Holding) -> Recovery | None:
@@ -202,6 +222,8 @@ def _change(
             recovery = _recover(workspace, target, holding)
             made = plan()
             _write(target, made, holding)
+            if lease.leases(target.root):
+                lease.sweep(target.root)  # this may have finished what a dead session left
             return _result(target, made, recovery, dry_run=False)
 
     if not os.path.isdir(os.path.join(target.root, FOLDER)):
@@ -274,6 +296,14 @@ def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
     }
 
 
+def abandoned_lines(target: Target) -> list[str | tuple[str, str]]:
+    return [
+        ("bad", f"abandoned {one.describe()}; 'patchkit recover' finishes it")
+        for one in lease.abandoned(target.root)
+        if one.distribution == target.distribution
+    ]
+
+
 _MARK = {"modify": "M", "add": "A", "delete": "D", "rename": "R"}
 _PAST = {"apply": "applied", "adopt": "adopted", "restore": "restored"}
 
@@ -282,6 +312,7 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
     lines: list[str | tuple[str, str]] = []
     if recovery is not None:
         lines.append(("warn", recovery.sentence()))
+    lines += abandoned_lines(target)
     for action, applied in plan.done:
         verb = f"would {action}" if dry_run else _PAST[action]
         preposition = "from" if action == "restore" else "to"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+MAX_NAME = 255  # bytes of one component, on every file system in use
+MAX_PATH = 4096
+
 _ESCAPES = {
     b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f": b"\f", b"r": b"\r",
     b'"': b'"', b"\\": b"\\",
@@ -70,6 +73,8 @@ def whole_name(rest: bytes) -> bytes:
 
 def git_pairs(rest: bytes) -> list[tuple[bytes, bytes]]:
     """Every way to read the two names of a ``diff --git`` line: unquoted ones may hold spaces."""
+    if len(rest) > 4 * MAX_PATH:
+        raise ValueError("names that are too long for files")
     if rest.startswith(b'"'):
         match = _QUOTED.match(rest)
         if match is None or rest[match.end() : match.end() + 1] != b" ":
@@ -112,6 +117,8 @@ def check_path(path: str) -> None:
         raise ValueError(f"path {show(path)} has '..'")
     if "" in parts or "." in parts or "\0" in path:
         raise ValueError(f"path {show(path)} is not a plain relative path")
+    if len(path) > MAX_PATH or any(len(part.encode("utf-8", "surrogateescape")) > MAX_NAME for part in parts):
+        raise ValueError(f"path {show(path[:40])}... is too long for a file")
     if parts[0].casefold() in (".patchkit", ".git"):
         raise ValueError(f"path {show(path)} is inside {parts[0]}")
 

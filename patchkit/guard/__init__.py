@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from patchkit.guard.census import Census, Row, census
 from patchkit.guard.findings import Findings, Gpu, Holder, Verdict
 from patchkit.guard.inspection import inspect
 
-__all__ = ["Findings", "Gpu", "Holder", "Verdict", "inspect"]
+__all__ = ["Census", "Findings", "Gpu", "Holder", "Row", "Verdict", "census", "inspect"]

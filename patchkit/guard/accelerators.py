@@ -40,7 +40,7 @@ class Listed:
     """What the vendors' lists say: the GPUs of each pid (numbered as the list numbers them)."""
 
     by_pid: dict[int, list[Gpu]] = field(default_factory=dict)
-    # GPUs with much memory in use and nobody in their list.
+    # GPUs with much more memory in use than the processes of their lists account for.
     unexplained: list[Gpu] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -106,7 +106,8 @@ def _ask_nvml(result: Listed) -> None:
 def _ask_device(pynvml: Any, index: int, result: Listed) -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    seen = False
+    listed: dict[int, int] = {}  # bytes of each pid
+    known = True
     instances = list(_mig_instances(pynvml, handle))
     for place, name, identity in [(handle, f"GPU {index}", uuid)] + [
         (instance, f"GPU {index} MIG {number}", _text(pynvml.nvmlDeviceGetUUID(instance)))
@@ -122,12 +123,13 @@ def _ask_device(pynvml: Any, index: int, result: Listed) -> None:
             except (AttributeError, pynvml.NVMLError):
                 continue  # not supported by this driver, or not for this kind of device
             for entry in entries:
-                seen = True
                 _merge(result, entry.pid, Gpu(name, kind, identity, entry.usedGpuMemory or None))
-    if not seen:
-        used = _memory_used(pynvml, handle)
-        if used > _IDLE_MEMORY:
-            result.unexplained.append(Gpu(f"GPU {index}", "compute", uuid, used))
+                known = known and entry.usedGpuMemory is not None
+                listed[entry.pid] = max(listed.get(entry.pid, 0), entry.usedGpuMemory or 0)
+    # In a PID namespace of its own, the driver leaves out the processes that have no number there.
+    excess = _memory_used(pynvml, handle) - sum(listed.values())
+    if known and not instances and excess > _IDLE_MEMORY:
+        result.unexplained.append(Gpu(f"GPU {index}", "compute", uuid, excess))
 
 
 def _merge(result: Listed, pid: int, gpu: Gpu) -> None:

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING
 from patchkit.guard import procfs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from patchkit.guard.cpython import Snapshot
     from patchkit.guard.places import Tree, View
 
@@ -45,6 +47,7 @@ class Environment:
         if tree.prefix and tree.is_venv:
             places.append(tree.prefix)
         self._places = tuple(dict.fromkeys(places))
+        self._may_read: dict[int, bool] = {}
         self._words = re.compile(
             r"(?<![a-z0-9])(" + "|".join(map(re.escape, sorted(tree.packages))) + r")(?![a-z0-9])",
             re.IGNORECASE,
@@ -148,9 +151,13 @@ class Environment:
         first = arguments[0]
         return len(arguments) == 1 and not first.startswith("/") and not first.startswith("-")
 
-    def by_stranger(self, arguments: list[str], name: str, uid: int, *, on_gpu: bool) -> str | None:
+    def by_stranger(
+        self, arguments: list[str], name: str, uid: int, *, on_gpu: Callable[[], bool]
+    ) -> str | None:
         """``arguments`` and ``name`` (``comm``) are all that is visible of the process of ``uid``."""
-        if not may_read(uid, self.tree.root):
+        if uid not in self._may_read:
+            self._may_read[uid] = may_read(uid, self.tree.root)
+        if not self._may_read[uid]:
             return None
         first = arguments[0] if arguments else ""
         if first.startswith("/"):
@@ -165,7 +172,7 @@ class Environment:
             return f"it runs {words}, of an environment that cannot be seen"
         if self._words.search(name) or (self._is_title(arguments or [""]) and self._words.search(first)):
             return f"it calls itself {first or name!r}"
-        if on_gpu and not self._in_foreign_home(uid):
+        if not self._in_foreign_home(uid) and on_gpu():
             return "it computes on a GPU, and what it runs cannot be seen"
         return None
 
@@ -201,7 +208,6 @@ def _groups(uid: int) -> frozenset[int]:
         return frozenset()
 
 
-@lru_cache(maxsize=256)
 def may_read(uid: int, folder: str) -> bool:
     """Whether ``uid`` may enter ``folder`` and each folder above it, by their modes (not by ACLs)."""
     if uid == 0:

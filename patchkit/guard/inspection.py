@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from patchkit.guard import accelerators, procfs
@@ -23,7 +24,7 @@ from patchkit.guard.interpreters import Finder
 from patchkit.guard.layout import UnsupportedInterpreterError
 from patchkit.guard.memory import ProcessMemory, UnreadableError
 from patchkit.guard.places import Tree, View, Views
-from patchkit.guard.scan import Scan, scan
+from patchkit.guard.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,13 +74,16 @@ class Inspection:
         self.environment = Environment(tree)
         self.finder = Finder()
         self.views = Views()
-        self.notes: list[str] = []
         nodes = accelerators.patterns()
         self._nodes = accelerators.NodeMatcher(nodes)
-        self._listed = accelerators.listed()
         self._has_nodes = accelerators.any_present(nodes)
         self._compiled = [name for name in tree.files if not name.endswith(".py")]
         self._unseen = 0
+
+    @cached_property
+    def _listed(self) -> accelerators.Listed:
+        """The vendors' lists: asked only when they matter, since starting NVML takes longer than the rest."""
+        return accelerators.listed()
 
     def run(self, exclude: set[int]) -> Findings:
         own = os.getpid()
@@ -93,13 +97,14 @@ class Inspection:
                 for pid in procfs.pids()
                 if pid != own and pid not in exclude
             )
-        holders.extend(self._strangers(exclude))
+        if procfs.hides_others() or not procfs.in_initial_pid_namespace():
+            holders.extend(self._strangers(exclude))
         found = [holder for holder in holders if holder is not None]
         found.sort(key=lambda holder: (not holder.blocks, holder.verdict is not Verdict.LOADED, holder.pid))
-        return Findings(tuple(found), (*self._notes(), *self._listed.notes))
+        return Findings(tuple(found), tuple(self._notes()))
 
     def _notes(self) -> list[str]:
-        notes = list(self.notes)
+        notes = list(self._listed.notes) if "_listed" in vars(self) else []
         if self._unseen:
             notes.append(
                 f"{self._unseen} processes of other users could not be read; by their command lines "
@@ -128,7 +133,7 @@ class Inspection:
             return None  # a kernel thread, or one that has ended
         if answer is None:
             return None
-        gpus = self._gpus(pid, maps or b"")
+        gpus = self._gpus(pid, maps)
         blocks = answer.verdict is Verdict.LOADED or (
             answer.relevant and not ancestor and (answer.verdict is Verdict.CANNOT_TELL or bool(gpus))
         )
@@ -159,12 +164,17 @@ class Inspection:
             hint=answer.hint,
         )
 
-    def _gpus(self, pid: int, maps: bytes) -> tuple[Gpu, ...]:
-        in_lists = tuple(self._listed.by_pid.get(pid, ()))
-        if not self._has_nodes:
-            return in_lists
-        paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
-        return in_lists or self._nodes.gpus(paths)
+    def _gpus(self, pid: int, maps: bytes | None) -> tuple[Gpu, ...]:
+        """What the process holds; without its ``maps`` only the lists can say."""
+        nodes: tuple[Gpu, ...] = ()
+        if maps is not None:
+            if not self._has_nodes:
+                return ()
+            paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
+            nodes = self._nodes.gpus(paths)
+            if not nodes:
+                return ()
+        return tuple(self._listed.by_pid.get(pid, ())) or nodes
 
     def _look(self, pid: int, maps: bytes) -> _Answer | None:
         """A process whose maps may be read."""
@@ -243,7 +253,7 @@ class Inspection:
                 f"sys.modules has {unsure}, relative to a folder that is no longer known ({what})",
                 True,
             )
-        if reason is None and not self._listed.by_pid.get(pid) and not self._has_nodes:
+        if reason is None and not self._has_nodes:
             return None
         if reason is None:
             return _Answer(
@@ -255,7 +265,8 @@ class Inspection:
         self, pid: int, interpreter: Interpreter, snapshot: Snapshot, maps: bytes, what: str
     ) -> _Answer:
         """Code that ``sys.modules`` does not show any more."""
-        found: Scan = scan(pid, interpreter, maps, self.tree.files, thorough=self.thorough)
+        folders = (*snapshot.search_path, snapshot.prefix, self.tree.root)
+        found = scan(pid, interpreter, maps, self.tree.files, folders, thorough=self.thorough)
         view = self.views.of(pid)
         hits = self._match_all(pid, view, found.paths)[0]
         files = tuple(name for name in self.tree.files if name in hits)
@@ -306,12 +317,11 @@ class Inspection:
         users = procfs.uids(pid)
         if known is None or users is None or known.ended or known.kernel:
             return None
-        listed = self._listed.by_pid.get(pid, ())
         reason = self.environment.by_stranger(
             procfs.arguments(pid),
             known.command,
             users[0],
-            on_gpu=any(gpu.kind != "graphics" for gpu in listed),
+            on_gpu=lambda: any(gpu.kind != "graphics" for gpu in self._listed.by_pid.get(pid, ())),
         )
         if reason is None:
             self._unseen += 1
@@ -320,7 +330,7 @@ class Inspection:
             Verdict.CANNOT_TELL,
             f"no permission to read process {pid} of {procfs.user_name(users[0])}, and {reason}",
             True,
-            hint=f"run as root or as {procfs.user_name(users[0])} to make it visible",
+            hint=permission_hint(procfs.user_name(users[0])),
         )
 
     def _strangers(self, exclude: set[int]) -> list[Holder]:
@@ -331,9 +341,8 @@ class Inspection:
                 continue
             holders.append(self._invisible(tuple(gpus), f"its list names process {pid}, which is not here"))
         for gpu in self._listed.unexplained:
-            if not any(self._nodes.gpus(procfs.descriptors(pid)) for pid in procfs.pids()):
-                used = f"{(gpu.memory or 0) >> 20} MiB of it are in use and no process here holds it"
-                holders.append(self._invisible((gpu,), used))
+            used = f"{(gpu.memory or 0) >> 20} MiB of it are in use that no process here accounts for"
+            holders.append(self._invisible((gpu,), used))
         return holders
 
     def _may_be(self, pid: int) -> bool:
@@ -375,15 +384,17 @@ class Inspection:
         return self._describe(os.getpid(), answer, (), True)
 
 
-def permission_hint() -> str:
-    """What to change so that a process of one's own may be read."""
+def permission_hint(owner: str | None = None) -> str:
+    """What to change so that a process (of the user ``owner``, else one's own) may be read."""
+    if os.geteuid() == 0:
+        return "this container lacks CAP_SYS_PTRACE: add it, or run patchkit on the host"
+    if owner is not None:
+        return f"run as root or as {owner} to make it visible"
     try:
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
             scope = int(file.read())
     except (OSError, ValueError):
         scope = 0
-    if scope and os.geteuid():
-        return f"kernel.yama.ptrace_scope is {scope}: run as root, or start it under `patchkit run`"
-    if os.geteuid() == 0:
-        return "this container lacks CAP_SYS_PTRACE: add it, or run patchkit on the host"
+    if scope:
+        return f"kernel.yama.ptrace_scope is {scope}: run as root, or start it under 'patchkit run'"
     return "run as root to make it visible"

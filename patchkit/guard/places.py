@@ -190,6 +190,7 @@ class Tree:
     def __init__(self, root: str, files: Iterable[str], prefix: str | None = None) -> None:
         own = View()
         self.root = os.path.realpath(root)
+        prefix = prefix or _venv_around(self.root)
         self.prefix = os.path.realpath(prefix) if prefix else None
         self.files = tuple(dict.fromkeys(files))
         self.root_identity = own.folder(self.root)[0]
@@ -240,3 +241,13 @@ class Tree:
         """The asked file whose path ends with the relative ``path``, if any."""
         tail = "/" + os.path.normpath(source_of(path)).lstrip("./")
         return next((name for name in self.files if f"{self.root}/{name}".endswith(tail)), None)
+
+
+def _venv_around(root: str) -> str | None:
+    """The venv whose site-packages ``root`` is (``lib/pythonX.Y/site-packages`` below it)."""
+    folder = root
+    for _ in range(3):
+        folder = os.path.dirname(folder)
+        if os.path.exists(f"{folder}/pyvenv.cfg"):
+            return folder
+    return None

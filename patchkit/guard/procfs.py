@@ -104,7 +104,7 @@ def arguments(pid: int) -> list[str]:
 
 def title(arguments: list[str], command: str) -> str:
     """One readable line for a person."""
-    text = " ".join(arguments) or f"[{command}]"
+    text = " ".join(" ".join(arguments).split()) or f"[{command}]"
     text = "".join(char if char.isprintable() else "?" for char in text)
     return text if len(text) <= _TITLE_WIDTH else text[: _TITLE_WIDTH - 1] + "…"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from patchkit.guard.memory import ProcessMemory, UnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from patchkit.guard.cpython import Interpreter
 
@@ -53,15 +53,26 @@ class Scan:
 
 
 def scan(
-    pid: int, interpreter: Interpreter, maps: bytes, files: Sequence[str], *, thorough: bool = False
+    pid: int,
+    interpreter: Interpreter,
+    maps: bytes,
+    files: Sequence[str],
+    folders: Iterable[str],
+    *,
+    thorough: bool = False,
 ) -> Scan:
-    """Search process ``pid`` for live code of ``files`` (their paths' tails, relative to a root)."""
+    """Search process ``pid`` for live code of ``files`` (their paths' tails, relative to a root).
+
+    ``folders`` are paths of folders as the process names them: they tell how wide the characters of its
+    paths are.
+    """
     result = Scan()
     memory = ProcessMemory(pid)
     ranges = list(_resident(pid, _regions(maps, result, thorough=thorough)))
     result.searched = sum(size for _, size in ranges)
     strings: dict[int, str] = {}
-    needles = [name.encode(encoding, "surrogateescape") for name in files for encoding in _encodings(name)]
+    widest = max(("".join(folders)), default="a")
+    needles = [needle for name in files for needle in _spellings(name, widest)]
     for address, needle in _find(memory, ranges, needles):
         for owner, text in _owner(memory, interpreter, address, len(needle)):
             if len(strings) < _MOST_STRINGS:
@@ -74,15 +85,15 @@ def scan(
     return result
 
 
-def _encodings(name: str) -> tuple[str, ...]:
-    """How the characters of a path that ends with ``name`` may lie in memory."""
-    if name.isascii():
-        return ("ascii",)
-    try:
-        name.encode("latin-1")
-    except UnicodeEncodeError:
-        return ("utf-16-le", "utf-32-le")
-    return ("latin-1", "utf-16-le")
+def _spellings(name: str, widest: str) -> list[bytes]:
+    """How a path that ends with ``name`` may lie in memory: all characters of a str have one width."""
+    widest = max(widest, *name)
+    found = [] if max(name) > "\xff" else [name.encode("latin-1")]
+    if widest > "\xff":
+        found.append(name.encode("utf-16-le", "surrogatepass"))
+    if widest > "\uffff":
+        found.append(name.encode("utf-32-le", "surrogatepass"))
+    return found
 
 
 def _regions(maps: bytes, result: Scan, *, thorough: bool) -> Iterator[tuple[int, int]]:

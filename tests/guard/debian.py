@@ -19,7 +19,7 @@ VERSIONS = ("3.13", "3.14")
 SOURCES = ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list")
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """Why there is no such interpreter here."""
 
 
@@ -39,9 +39,9 @@ class DebianPython:
     @classmethod
     def get(cls, version: str) -> DebianPython:
         if os.geteuid() != 0:
-            raise Unavailable("chroot needs root")
+            raise UnavailableError("chroot needs root")
         if shutil.which("apt-get") is None:
-            raise Unavailable("not a Debian system")
+            raise UnavailableError("not a Debian system")
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")))
         root = cache / "patchkit-tests" / f"debian-{SUITE}"
         if not (root / "usr/bin" / f"python{version}").exists():
@@ -67,7 +67,7 @@ def _fetch(root: pathlib.Path) -> None:
         None,
     )
     if mirror is None:
-        raise Unavailable("apt has no Debian mirror")
+        raise UnavailableError("apt has no Debian mirror")
     work = root / "apt"
     for folder in ("lists/partial", "cache/archives/partial", "debs"):
         (work / folder).mkdir(parents=True)
@@ -90,7 +90,7 @@ def _fetch(root: pathlib.Path) -> None:
             command, cwd=work / "debs", capture_output=True, text=True, timeout=300, check=False
         )
         if done.returncode:
-            raise Unavailable(f"{SUITE} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
+            raise UnavailableError(f"{SUITE} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
     for package in (work / "debs").glob("*.deb"):
         subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
     shutil.rmtree(work)

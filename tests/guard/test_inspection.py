@@ -8,10 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
-from conftest import (
+
+import patchkit
+from patchkit.guard import Findings, Verdict, inspect, procfs
+from patchkit.guard.environment import may_read
+from tests.guard.debian import DebianPython
+from tests.guard.processes import (
     IMPORT,
     INTERPRETERS,
     NOTHING,
@@ -22,9 +28,13 @@ from conftest import (
     needs_root,
     write_engine,
 )
-from debian import DebianPython
 
-from patchkit.guard import Findings, Verdict, inspect, procfs
+DROPPED = f"""
+    import sys, engine.models
+    from engine.models.victim import work
+    del sys.modules["engine.models.victim"], engine.models.victim
+    {WAIT}
+"""
 
 
 def test_there_are_interpreters_to_test_with():
@@ -54,16 +64,7 @@ def test_a_process_of_another_environment_is_not_named(engine: Engine, python: s
 
 
 def test_code_dropped_from_sys_modules_is_found_while_a_function_lives(engine: Engine, python: str):
-    engine.start(
-        f"""
-        import sys
-        from engine.models.victim import work
-        import engine.models
-        del sys.modules["engine.models.victim"], engine.models.victim
-        {WAIT}
-        """,
-        python=python,
-    )
+    engine.start(DROPPED, python=python)
     holder = engine.look()
     assert holder is not None
     assert (holder.verdict, holder.files) == (Verdict.LOADED, (VICTIM,))
@@ -215,7 +216,7 @@ def test_another_environments_hard_link_to_the_same_bytes_is_another_file(
 
 def test_a_forked_child_and_a_forkserver_child_are_found(engine: Engine, python: str):
     engine.start(
-        f"""
+        """
         import multiprocessing, os, sys, time
         if __name__ == "__main__":
             context = multiprocessing.get_context("forkserver")
@@ -276,6 +277,51 @@ def test_five_thousand_modules(engine: Engine, python: str):
     assert int(holder.evidence.split(" modules read")[0].rsplit(" ", 1)[1]) > 5000
 
 
+@pytest.mark.parametrize(
+    "name", ["with space", "h\xf6f", "\u4e2d\u6587", "\U0001f40d", "tab\t", b"undecodable\xff"]
+)
+def test_any_name_of_a_root(tmp_path: pathlib.Path, python: str, name: str | bytes):
+    """All characters of a path have the width of its widest one, in memory."""
+    root = tmp_path / os.fsdecode(name)
+    root.mkdir()
+    write_engine(root)
+    engine = Engine(str(root))
+    utf8 = {"PYTHONUTF8": "1"}
+    try:
+        loaded = engine.start(IMPORT, python=python, env=utf8)
+        dropped = engine.start(DROPPED, python=python, env=utf8)
+        quiet = engine.start(NOTHING, python=python, env=utf8)
+        verdicts = {holder.pid: holder.verdict for holder in inspect(engine.root, engine.files).holders}
+    finally:
+        engine.stop()
+    assert verdicts == {
+        loaded.pid: Verdict.LOADED,
+        dropped.pid: Verdict.LOADED,
+        quiet.pid: Verdict.NOT_LOADED,
+    }
+
+
+def test_a_file_whose_own_name_is_not_ascii(engine: Engine, python: str):
+    engine.files = ("engine/mod\xe8le.py", "engine/\u6a21.py")
+    for name in engine.files:
+        pathlib.Path(engine.root, name).write_text("def work(): pass\n")
+    engine.start(
+        f"""
+        import importlib, sys, engine
+        kept = [importlib.import_module(name).work for name in ("engine.mod\xe8le", "engine.\u6a21")]
+        for name in list(sys.modules):
+            if name.startswith("engine."):
+                del sys.modules[name], engine.__dict__[name.partition(".")[2]]
+        {WAIT}
+        """,
+        python=python,
+        env={"PYTHONUTF8": "1"},
+    )
+    holder = engine.look()
+    assert holder is not None
+    assert holder.files == engine.files
+
+
 CHANGING = """
     import sys, threading, types
     {first}
@@ -295,7 +341,7 @@ CHANGING = """
 
 def test_a_process_that_changes_sys_modules_all_the_time_is_found(engine: Engine, python: str):
     engine.start(CHANGING.format(first="import engine.models.victim", wait=WAIT), python=python)
-    for _ in range(5):
+    for _ in range(3):
         holder = engine.look()
         assert holder is not None
         assert holder.verdict is Verdict.LOADED
@@ -303,7 +349,7 @@ def test_a_process_that_changes_sys_modules_all_the_time_is_found(engine: Engine
 
 def test_stopping_to_read_settles_a_process_that_changes_all_the_time(engine: Engine, python: str):
     process = engine.start(CHANGING.format(first="import engine.models", wait=WAIT), python=python)
-    for _ in range(3):
+    for _ in range(2):
         holder = engine.look(stop_to_read=True)
         assert holder is not None
         assert holder.verdict is Verdict.NOT_LOADED
@@ -395,10 +441,13 @@ def test_an_extension_module_is_held_by_whoever_maps_it(engine: Engine, python: 
     assert "maps" in holder.evidence
 
 
+SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(patchkit.__file__)))
+
+
 def test_the_calling_process_is_a_holder_only_if_it_loaded_the_file(engine: Engine):
     code = f"""
         import os, sys
-        sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__import__("patchkit").__file__)))!r})
+        sys.path.insert(0, {SOURCE!r})
         from patchkit.guard import inspect
         root = {engine.root!r}
         if len(sys.argv) > 1:
@@ -407,8 +456,6 @@ def test_the_calling_process_is_a_holder_only_if_it_loaded_the_file(engine: Engi
         sys.stdin.read()
     """
     assert engine.start(code).said == ["0"]  # type: ignore[attr-defined]
-    import textwrap
-
     loaded = engine.start("", arguments=("-c", textwrap.dedent(code), "load"))
     assert loaded.said == ["1"]  # type: ignore[attr-defined]
 
@@ -475,10 +522,7 @@ AS_NOBODY = """
 
 def as_nobody(engine: Engine, pid: int, prefix: str | None = None) -> str:
     """What an unprivileged user's guard says of ``pid``."""
-    import textwrap
-
-    source = os.path.dirname(os.path.dirname(os.path.abspath(sys.modules["patchkit"].__file__ or "")))
-    code = AS_NOBODY.format(source=source, root=engine.root, file=VICTIM, pid=pid, prefix=prefix)
+    code = AS_NOBODY.format(source=SOURCE, root=engine.root, file=VICTIM, pid=pid, prefix=prefix)
     done = subprocess.run(
         ["/usr/bin/env", "-i", sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -486,6 +530,15 @@ def as_nobody(engine: Engine, pid: int, prefix: str | None = None) -> str:
         check=True,
     )
     return done.stdout
+
+
+# An interpreter that a user without rights may run.
+PUBLIC = next(
+    (path for path in INTERPRETERS if may_read(65534, os.path.dirname(os.path.realpath(path)))), None
+)
+needs_public_python = pytest.mark.skipif(
+    PUBLIC is None, reason="no interpreter here is readable for everybody"
+)
 
 
 @pytest.fixture
@@ -497,7 +550,7 @@ def public_venv(tmp_path: pathlib.Path) -> Engine:
             folder.chmod(0o755)
         folder = folder.parent
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    subprocess.run([PUBLIC or sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     root = next(venv.glob("lib/python3*/site-packages"))
     write_engine(root)
     return Engine(str(root))
@@ -548,6 +601,69 @@ def test_another_users_retitled_process_is_known_by_the_packages_name(public_ven
     assert said.startswith("cannot-tell True"), said
 
 
+AS_ITSELF = """
+    import os, subprocess, sys
+    sys.path.insert(0, {source!r})
+    from patchkit.guard import inspect
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    code = {code!r}
+    child = subprocess.Popen([{python!r}, "-c", code], env={{"PYTHONPATH": {root!r}}}, stdin=-1, stdout=-1)
+    child.stdout.readline()
+    for holder in inspect({root!r}, [{file!r}], prefix={prefix!r}).holders:
+        if holder.pid == child.pid:
+            print(holder.verdict.value, holder.blocks, holder.evidence, "|", holder.hint)
+    child.kill(); child.wait()
+"""
+
+
+def as_itself(engine: Engine, code: str, *before: str) -> str:
+    """What an unprivileged user's guard says of a process of the same user."""
+    prefix = str(pathlib.Path(engine.root).parents[2])
+    text = AS_ITSELF.format(
+        source=SOURCE, root=engine.root, file=VICTIM, prefix=prefix, code=code, python=f"{prefix}/bin/python"
+    )
+    command = [*before, sys.executable, "-c", textwrap.dedent(text)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@needs_root
+@needs_public_python
+def test_ones_own_process_is_read_without_privileges(public_venv: Engine):
+    scope = pathlib.Path("/proc/sys/kernel/yama/ptrace_scope")
+    if scope.exists() and scope.read_text().strip() != "0":
+        assert as_itself(public_venv, IMPORT).startswith("cannot-tell True its memory may not be read")
+    else:
+        assert as_itself(public_venv, IMPORT).startswith("loaded True")
+
+
+@needs_root
+@needs_public_python
+def test_a_process_that_forbids_to_be_read_cannot_be_told(public_venv: Engine):
+    """As ssh-agent and others do; prctl(PR_SET_DUMPABLE, 0)."""
+    said = as_itself(public_venv, f"import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); {IMPORT}")
+    assert said.startswith("cannot-tell True no permission"), said
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_root_without_the_capability_to_trace_says_so(public_venv: Engine):
+    prefix = str(pathlib.Path(public_venv.root).parents[2])
+    code = f"""
+        import sys
+        sys.path.insert(0, {SOURCE!r})
+        from patchkit.guard import inspect
+        for holder in inspect({public_venv.root!r}, [{VICTIM!r}], prefix={prefix!r}).holders:
+            print(holder.pid, holder.verdict.value, holder.hint)
+    """
+    try:
+        process = public_venv.start(IMPORT, python=f"{prefix}/bin/python", root="")
+        command = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", sys.executable, "-c"]
+        done = subprocess.run([*command, textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    finally:
+        public_venv.stop()
+    assert f"{process.pid} cannot-tell this container lacks CAP_SYS_PTRACE" in done.stdout
+
+
 @needs_root
 def test_from_the_host_a_process_in_a_pid_and_mount_namespace_is_read(
     engine: Engine, python: str, tmp_path: pathlib.Path
@@ -589,7 +705,7 @@ def test_a_same_path_in_another_mount_namespace_may_be_another_file(engine: Engi
 @needs_root
 def test_debians_newer_interpreters_in_a_root_of_their_own(engine: Engine, debian_python: DebianPython):
     """Also: an absolute link below another root leads inside that root."""
-    tree = debian_python.root / "srv" / os.path.basename(os.path.dirname(engine.root))
+    tree = debian_python.root / "srv" / f"tree-{os.getpid()}"
     alias = tree.with_name(f"{tree.name}-alias")
     shutil.copytree(engine.root, tree)
     alias.symlink_to(f"/srv/{tree.name}")

@@ -16,7 +16,17 @@ import sys
 import types
 
 STAND_INS = frozenset(
-    {"cuda", "cutlass", "sgl_kernel", "soundfile", "torchao", "torchvision", "triton", "vllm"}
+    {
+        "cuda",
+        "cutlass",
+        "intel_extension_for_pytorch",
+        "sgl_kernel",
+        "soundfile",
+        "torchao",
+        "torchvision",
+        "triton",
+        "vllm",
+    }
 )
 # SGLang asks for these two to learn whether vLLM is there at all: it is not.
 ABSENT = ("vllm.logger", "vllm.distributed")
@@ -94,6 +104,8 @@ class StandInLoader(importlib.abc.Loader):
         module = StandInModule(spec.name)
         module.__path__ = []
         module.__version__ = "3.5.0"
+        if spec.name == "intel_extension_for_pytorch":  # up to 0.4.8 sums over CPU ranks go through it
+            module.distributed = importlib.import_module("torch.distributed")
         if spec.name == "triton":  # plain arithmetic that runs on the host
             module.cdiv = lambda a, b: -(-a // b)
             module.next_power_of_2 = lambda n: 1 << max(n - 1, 0).bit_length()
@@ -224,6 +236,36 @@ def normalise_in_place(module):
         return result
 
     module.RMSNorm.forward_native = forward_native
+    if DEFER_ALL_REDUCE:
+        module.RMSNorm.forward_with_allreduce_fusion = sum_then_normalise
+
+
+def sum_then_normalise(self, x, residual=None, *args, **kwargs):
+    """What the fused kernel of a Hopper GPU does in one step."""
+    communication = sys.modules["sglang.srt.distributed.communication_op"]
+    return self.forward(communication.tensor_model_parallel_all_reduce(x), residual, *args, **kwargs)
+
+
+def gather_on_the_host(module):
+    """Up to 0.4.6 this needs an operator of CUDA, up to 0.5.0 it joins ranks along the wrong dimension."""
+    group = module.GroupCoordinator
+    as_released = group.all_gather
+
+    def all_gather(self, input_, dim=-1, *args, **kwargs):
+        if self.world_size == 1 or args or kwargs:
+            return as_released(self, input_, dim, *args, **kwargs)
+        torch = sys.modules["torch"]
+        parts = [torch.empty_like(input_) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, input_.contiguous(), group=self.device_group)
+        return torch.cat(parts, dim)
+
+    group.all_gather = all_gather
+
+
+def defer_all_reduce(module):
+    """Leave a layer's last sum over the ranks to the next layer, as SGLang does with fused kernels."""
+    if DEFER_ALL_REDUCE:
+        module.apply_flashinfer_allreduce_fusion = lambda batch_size: batch_size > 0
 
 
 def answer_for_amx(module):
@@ -245,9 +287,13 @@ def claim_torchvision(module):
     module._is_package_available = claim
 
 
+DEFER_ALL_REDUCE = bool(os.environ.get("CPU_ENGINE_DEFER_ALL_REDUCE"))
+
 ADJUSTMENTS = {
     "torch": answer_for_amx,
     "transformers.utils.import_utils": claim_torchvision,
+    "sglang.srt.distributed.parallel_state": gather_on_the_host,
+    "sglang.srt.layers.communicator": defer_all_reduce,
     "sglang.srt.layers.layernorm": normalise_in_place,
     "sglang.srt.layers.moe.fused_moe_triton.layer": run_experts_in_python,
     "sglang.srt.model_executor.model_runner": allow_latent_attention,
