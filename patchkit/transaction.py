@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 from patchkit.durable import fsync_folder, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, IO_FAILED, REFUSED, PatchkitError
 from patchkit.journal import OPEN, Journal, Step
-from patchkit.recovery import copy, finish, kept_path, purge_bytecode, recover, remove_empty
+from patchkit.recovery import (
+    RecoveryFailedError,
+    copy,
+    finish,
+    kept_path,
+    purge_bytecode,
+    recover,
+    remove_empty,
+)
 from patchkit.tree import Fingerprint, Meta, Tree, fingerprint
 
 if TYPE_CHECKING:
@@ -181,8 +189,11 @@ def run(
 
 def _settle(root: str) -> bool:
     """Undo, or finish what is committed; True for the latter."""
-    if Journal.load(root) is None:
-        return False
+    try:
+        if Journal.load(root) is None:
+            return False
+    except OSError as error:
+        raise RecoveryFailedError(error, "undone") from error
     recovery = recover(root)
     return recovery is not None and recovery.outcome == "finished"
 

@@ -45,7 +45,9 @@ def test_an_upgrade_is_named_and_restore_leaves_the_new_release_as_installed(
 
 
 @installers()
-def test_apply_after_an_upgrade_takes_the_new_release_s_variant(venv, kit, patches, wheels, clean_2, installer):
+def test_apply_after_an_upgrade_takes_the_new_release_s_variant(
+    venv, kit, patches, wheels, clean_2, installer
+):
     support.write_patch(patches, "p1", DEMO["2.0"], PORTED, releases=("2.0",))
     kit("apply", "p1")
     install(venv, installer, "--upgrade", wheels["2.0"])

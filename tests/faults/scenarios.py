@@ -75,7 +75,11 @@ class Scenarios:
         )
 
     def __iter__(self) -> Iterator[Scenario]:
-        apply, restore, recover = self.arguments("apply", "p1"), self.arguments("restore"), self.arguments("recover")
+        apply, restore, recover = (
+            self.arguments("apply", "p1"),
+            self.arguments("restore"),
+            self.arguments("recover"),
+        )
         update = self.arguments("apply", "p1", newer=True)
         patched = self._after("patched", self.pristine, apply)
         newer = self._after("newer", patched, update)
@@ -92,7 +96,7 @@ class Scenarios:
         yield Scenario("recover, undoing a restore", recover, undo_restore, pick["patched"])
 
     def arguments(self, *command: str, newer: bool = False) -> list[str]:
-        override = ["--override-guard", "--reason", "faults"] if command[0] in ("apply", "restore") else []
+        override = ["--override-guard", "--reason", "faults"] if command[0] in _WRITE else []
         patches = self.newer if newer else self.patches
         return [*command, "--root", str(self.site), "--patches", str(patches), *override]
 
@@ -130,7 +134,9 @@ class Scenarios:
 def content(root: Path) -> Tree:
     """A snapshot without what differs from one run to the next: the times of new files."""
     return {
-        path: (*entry[:-2], entry[-2] if entry[-2] == MTIME else "new", entry[-1]) if entry[0] == "file" else entry
+        path: (*entry[:-2], entry[-2] if entry[-2] == MTIME else "new", entry[-1])
+        if entry[0] == "file"
+        else entry
         for path, entry in snapshot(root).items()
     }
 
@@ -155,6 +161,7 @@ def judge(scenarios: Scenarios, scenario: Scenario, outcome: Outcome) -> list[st
     return bad
 
 
+_WRITE = ("apply", "restore", "recover")
 _OWN = {".gitignore", "lock", "history.jsonl", "statcache.json"}
 
 
@@ -177,7 +184,9 @@ def _bad_tree(site: Path, allowed: dict[str, Tree]) -> list[str]:
     if any(found == tree for tree in allowed.values()):
         return []
     near = min(allowed, key=lambda name: len(_difference(found, allowed[name])))
-    return [f"a tree that is none of {', '.join(allowed)}: from {near} differ {_difference(found, allowed[near])}"]
+    return [
+        f"a tree that is none of {', '.join(allowed)}: from {near} differ {_difference(found, allowed[near])}"
+    ]
 
 
 def _difference(one: Tree, other: Tree) -> list[str]:
