@@ -4,6 +4,8 @@ of the old release lands on the new one, and only what patchkit left is cleaned 
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests import support
@@ -134,19 +136,19 @@ def test_a_stack_on_one_file_survives_a_reinstall(venv, kit, patches, wheels):
     assert files(venv.site) == pristine
 
 
-def test_an_interrupted_apply_does_not_come_back_over_an_upgrade(venv, kit, wheels, clean_2):
-    """Crash, then pip install -U, then recovery."""
-    for calls in range(1, 40):
-        process = kit.popen(
-            "apply", "p1", prefix=["strace", "-f", "-qqq", "-o", "/dev/null", "-e", "trace=rename",
-                                   "-e", f"inject=rename:signal=SIGKILL:when={calls}"]
-        )  # fmt: skip
+@pytest.mark.parametrize("call", ["rename", "linkat", "unlink"])
+def test_an_interrupted_apply_does_not_come_back_over_an_upgrade(venv, kit, wheels, clean_2, call):
+    """Killed, then upgraded, and only then recovered."""
+    for count in range(1, 60):
+        strace = ["strace", "-f", "-qqq", "-o", os.devnull, "-e", f"trace={call}"]
+        inject = ["-e", f"inject={call}:signal=SIGKILL:when={count}"]
+        process = kit.popen("apply", "p1", prefix=[*strace, *inject])
         process.communicate()
         if process.returncode == 0:
             break
         venv.uv("install", "--reinstall", wheels["2.0"])
         kit("recover")
-        assert files(venv.site) == clean_2, f"killed at rename {calls}"
-        kit("check")
+        kit("restore", "--verify")
+        assert files(venv.site) == clean_2, f"killed at {call} {count}"
         venv.uv("install", "--reinstall", wheels["1.0"])
-    assert 8 < calls < 39
+    assert 4 < count < 59

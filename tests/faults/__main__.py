@@ -83,8 +83,9 @@ def _faults(counts: Counter[str]) -> list[Fault]:
     for call in CALLS:
         for count in range(1, counts[call] + 1):
             found.append(Fault(call, count, KILL))
-            for error in ERRORS:
-                found += [Fault(call, count, error), Fault(call, count, error, lasting=True)]
+            found += [Fault(call, count, error) for error in ERRORS]
+            # A disk that stays full, or a folder that stays closed: the undoing meets it too.
+            found.append(Fault(call, count, "EACCES" if call == "openat" else "ENOSPC", lasting=True))
     return found
 
 

@@ -120,7 +120,7 @@ def _child(arguments: list[str], ready: int, go: int, said: mmap.mmap) -> None:
         os.read(ready, 1)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = patchkit(arguments)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (a fork must not return into its parent's code)
         err.write(traceback.format_exc())
     finally:
         data = f"{out.getvalue()}\0{err.getvalue()}".encode()[: len(said)]
