@@ -18,7 +18,7 @@ from patchkit import bytecode
 from patchkit.durable import fsync_folder, own_like_root, unlink_if_there, write_new
 from patchkit.errors import INTERRUPTED, PatchkitError
 from patchkit.history import History
-from patchkit.journal import COMMITTED, Journal, Step
+from patchkit.journal import COMMITTED, FILE_VERBS, Journal, Step
 from patchkit.state import BACKUP, FOLDER, RESCUED
 from patchkit.tree import Meta, Tree, fingerprint
 
@@ -138,9 +138,7 @@ def _undo(
         if step.verb == "rmdir" and (installed is None or _is_ours(step.path)):
             _make_folder_again(step, tree.path(step.path))
     verdicts = {
-        step: _judge(tree, journal, step, installed)
-        for step in journal.steps
-        if step.verb in ("put", "link", "remove")
+        step: _judge(tree, journal, step, installed) for step in journal.steps if step.verb in FILE_VERBS
     }
     changes = [step.path for step, verdict in verdicts.items() if verdict in (_BACK, _GONE)]
     before_change(sorted(path for path in changes if not _is_ours(path)))

@@ -33,8 +33,6 @@ def kit_of(venv, patches, **env):
     return Kit(["--python", str(venv.python), "--patches", str(patches)], env=env)
 
 
-
-
 @pytest.mark.parametrize("flags", [(), ("-O",), ("-OO",)], ids=["level 0", "-O", "-OO"])
 def test_each_interpreter_runs_the_new_code_at_once(any_venv, patches, flags):
     """Installed, imported, patched and restored within a second, and the two sources are of one size."""

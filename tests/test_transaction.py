@@ -31,7 +31,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, owners and ch
 
 def run(root, operations, **more):
     prepare(str(root))
-    transaction.run(str(root), operations, record("apply", [], mtime_ns=0), **more)
+    transaction.run(str(root), operations, record("apply", [], mtime_ns=0, distribution="demopkg"), **more)
 
 
 # -- what a file has beside its bytes -------------------------------------------------------------
@@ -199,7 +199,9 @@ def test_a_folder_that_becomes_a_symlink_out_of_the_root_at_the_last_moment_is_r
     before = files(site)
     with pytest.raises(transaction.PatchkitError, match="out of the root"):
         run(site, [Put(CORE, b"new\n", META)], before_change=swap)
-    assert {f"demopkg/{path}": data for path, data in files(outside).items() if not path.endswith(".tmp")} == before
+    assert {
+        f"demopkg/{path}": data for path, data in files(outside).items() if not path.endswith(".tmp")
+    } == before
 
 
 # -- disks that refuse ----------------------------------------------------------------------------
@@ -298,7 +300,17 @@ def test_another_user_s_folder_is_a_clear_error(site, patches):
 
 def test_a_file_system_without_hard_links_is_patched_by_copies(site, rooted):
     before = snapshot(site)
-    strace = ["strace", "-f", "-qqq", "-o", os.devnull, "-e", "trace=linkat", "-e", "inject=linkat:error=EPERM"]
+    strace = [
+        "strace",
+        "-f",
+        "-qqq",
+        "-o",
+        os.devnull,
+        "-e",
+        "trace=linkat",
+        "-e",
+        "inject=linkat:error=EPERM",
+    ]
     rooted.spawn("apply", "p1", prefix=strace)
     assert files(site) == patched(DEMO["1.0"], P1, "p1")
     rooted("restore", "--verify")
@@ -358,7 +370,11 @@ def edit_by_replacing(site):
 def test_an_edit_between_planning_and_writing_wins(site, edit):
     prepare(str(site))
     with pytest.raises(transaction.ChangedMeanwhileError):
-        run(site, [Put("demopkg/util.py", b"1\n", META), Put(CORE, b"new\n", META)], before_change=lambda: edit(site))
+        run(
+            site,
+            [Put("demopkg/util.py", b"1\n", META), Put(CORE, b"new\n", META)],
+            before_change=lambda: edit(site),
+        )
     assert b"# edited" in (site / CORE).read_bytes()
     assert (site / "demopkg/util.py").read_bytes() == DEMO["1.0"]["demopkg/util.py"]
     assert not Journal.load(str(site))
@@ -401,7 +417,11 @@ def test_undo_brings_a_removed_folder_back_with_its_mode(site):
     folder = site / "demopkg/sub"
     folder.chmod(0o751)
     before = snapshot(site)
-    operations = [Remove("demopkg/sub/deep.py"), Remove("demopkg/sub/__init__.py"), RemoveFolder("demopkg/sub")]
+    operations = [
+        Remove("demopkg/sub/deep.py"),
+        Remove("demopkg/sub/__init__.py"),
+        RemoveFolder("demopkg/sub"),
+    ]
 
     with pytest.raises(transaction.ChangedMeanwhileError):
         # The last operation finds a file in its way only when the folder is gone.
