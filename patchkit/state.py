@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from patchkit.durable import fsync_folder, own_like_root, write_durably
+from patchkit.durable import fsync_folder, own_like_root, write_all
 from patchkit.errors import INTERRUPTED, REFUSED, PatchkitError
 from patchkit.manifest import FilePin, Manifest, ManifestError
 
@@ -89,8 +89,15 @@ def prepare(root: str) -> None:
     else:
         own_like_root(root, folder)
         fsync_folder(root)
-    if not os.path.lexists(os.path.join(folder, ".gitignore")):
-        write_durably(root, f"{FOLDER}/.gitignore", b"*\n")
+    ignore = os.path.join(folder, ".gitignore")
+    if not os.path.exists(ignore) or os.path.getsize(ignore) == 0:
+        # In place, because this comes before the lock: whoever else does it writes the same.
+        descriptor = os.open(ignore, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            write_all(descriptor, b"*\n")
+        finally:
+            os.close(descriptor)
+        own_like_root(root, ignore)
 
 
 def check_ours(root: str) -> None:

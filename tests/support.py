@@ -118,24 +118,24 @@ class Venv:
     def uv(self, *arguments: object) -> None:
         command = [uv(), "pip", *arguments[:1], "-q", "--no-config", "--offline", "--cache-dir", self.cache]
         command += ["--python", self.python, *arguments[1:]]
-        subprocess.run([str(part) for part in command], check=True, env=_bare())
+        subprocess.run([str(part) for part in command], check=True, env=bare())
 
     def pip(self, *arguments: object) -> None:
         command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--no-input"]
         command += ["--python", self.python, *arguments]
-        env = {**_bare(), "PIP_NO_INDEX": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+        env = {**bare(), "PIP_NO_INDEX": "1", "PIP_ROOT_USER_ACTION": "ignore"}
         subprocess.run([str(part) for part in command], check=True, env=env)
 
     def run(self, code: str, *flags: str, **env: str) -> str:
         """What the environment's own interpreter prints."""
         command = [str(self.python), *flags, "-c", code]
         done = subprocess.run(
-            command, check=True, capture_output=True, text=True, env={**_bare(), **env}, cwd="/"
+            command, check=True, capture_output=True, text=True, env={**bare(), **env}, cwd="/"
         )
         return done.stdout.strip()
 
 
-def _bare() -> dict[str, str]:
+def bare() -> dict[str, str]:
     """The environment variables without those that steer Python, pip, uv or patchkit."""
     steering = ("PYTHON", "PIP_", "UV_", "PATCHKIT_", "VIRTUAL_ENV", "GIT_")
     return {name: value for name, value in os.environ.items() if not name.startswith(steering)}
@@ -244,7 +244,7 @@ class Kit:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**_bare(), **self.env},
+            env={**bare(), **self.env},
             **more,
         )
 
