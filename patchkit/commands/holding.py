@@ -57,12 +57,17 @@ class ReasonMissingError(PatchkitError):
 
 @dataclass(frozen=True)
 class Holding:
-    """How to meet a holder: ``wait_s`` seconds at most, or go on regardless for ``reason``."""
+    """How to meet a holder: ``wait_s`` seconds at most, or go on regardless for ``reason``.
+
+    ``thorough`` and ``stop_to_read`` are the guard's.
+    """
 
     wait_s: float = 0.0
     override: bool = False
     reason: str | None = None
     say: Callable[[str], None] = lambda _: None
+    thorough: bool = False
+    stop_to_read: bool = False
 
     def __post_init__(self) -> None:
         if self.override and not (self.reason or "").strip():
@@ -78,7 +83,13 @@ class Holding:
             return
         from patchkit import guard
 
-        blockers = guard.inspect(target.root, files, prefix=target.prefix).blockers
+        blockers = guard.inspect(
+            target.root,
+            files,
+            prefix=target.prefix,
+            thorough=self.thorough,
+            stop_to_read=self.stop_to_read,
+        ).blockers
         if blockers:
             raise ManyErrors([HolderError(holder, target.root) for holder in blockers])
 
