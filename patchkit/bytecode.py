@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 
+from patchkit.durable import fsync_folder, unlink_if_there
+
 
 def cached(source: str) -> list[str]:
     """Every cached bytecode file of the module at ``source`` (absolute), for every tag and level."""
@@ -31,9 +33,9 @@ def cached(source: str) -> list[str]:
 
 
 def purge(source: str) -> None:
-    """Remove the cached bytecode of the module at ``source``."""
-    for path in cached(source):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass  # another process removed it first: as good
+    """Remove the cached bytecode of the module at ``source``, durably: a power cut must not bring it back."""
+    paths = cached(source)
+    for path in paths:
+        unlink_if_there(path)  # another process may have removed it first: as good
+    for folder in sorted({os.path.dirname(path) for path in paths}):
+        fsync_folder(folder)

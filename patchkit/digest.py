@@ -8,7 +8,9 @@ import stat
 import time
 from typing import Any
 
-from patchkit.state import FOLDER, SCHEMA, own_like_root
+from patchkit.durable import write_durably
+from patchkit.errors import PatchkitError
+from patchkit.state import FOLDER, SCHEMA, prepare
 from patchkit.tree import sha256_file
 
 # A file changed within the clock's granularity after it was hashed would keep its stamp (the "racy" problem
@@ -59,13 +61,9 @@ class StatCache:
         """Write the cache if ``.patchkit`` can be written; a check must also work on a read-only tree."""
         if not self.changed:
             return
-        from patchkit.journal import write_durably
-        from patchkit.state import prepare
-
         data = json.dumps({"schema": SCHEMA, "files": self.entries}).encode("ascii")
         try:
             prepare(self.root)
             write_durably(self.root, f"{FOLDER}/statcache.json", data)
-            own_like_root(self.root, self.path)
-        except OSError:
+        except (OSError, PatchkitError):
             return

@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.state import HISTORY, own_like_root
+from patchkit.durable import fsync_folder, own_like_root, write_all
+from patchkit.state import HISTORY
 
 SCHEMA = 1
 
@@ -28,11 +29,11 @@ class Break:
 
 def record(action: str, patches: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """A record without its place in the chain; ``patches`` has name and digests before and after."""
-    who = {"user": _user(), "host": socket.gethostname()}
+    who = {"user": user_name(), "host": socket.gethostname()}
     return {"schema": SCHEMA, "time": time.time(), **who, "action": action, "patches": patches, **more}
 
 
-def _user() -> str:
+def user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -78,14 +79,13 @@ class History:
             position = sum(len(line) + 1 for line in lines)
             os.ftruncate(descriptor, position)
             os.lseek(descriptor, position, os.SEEK_SET)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, data)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if new:
             own_like_root(self.root, self.path)
+            fsync_folder(os.path.dirname(self.path))
 
     def last_mtime_ns(self) -> int:
         """The newest modification time that any change gave a file, in nanoseconds; 0 if none."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import socket
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from patchkit.state import FOLDER, JOURNAL, SCHEMA, StateFileError, dump_json, load_json, own_like_root
+from patchkit.durable import fsync_folder, write_durably
+from patchkit.state import FOLDER, JOURNAL, SCHEMA, UNDO, StateFileError, check_ours, dump_json, load_json
 from patchkit.tree import Fingerprint
 
 OPEN = "open"  # a crash now is undone
@@ -16,7 +17,10 @@ COMMITTED = "committed"  # a crash now is finished
 
 @dataclass(frozen=True)
 class Step:
-    """One change of one path. ``verb``: put, link, remove, mkdir, rmdir; ``number`` names its undo file."""
+    """One change of one path. ``verb``: put, link, remove, mkdir, rmdir, refresh (its bytecode goes);
+    ``number`` names its second name in the undo folder, ``temp`` is where new content waits, ``folder`` the
+    mode, uid and gid of a folder to remove.
+    """
 
     number: int
     verb: str
@@ -24,6 +28,7 @@ class Step:
     before: Fingerprint | None
     after: Fingerprint | None
     temp: str | None = None
+    folder: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Journal:
 
     @classmethod
     def load(cls, root: str) -> Journal | None:
+        check_ours(root)
         path = os.path.join(root, JOURNAL)
         data = load_json(path)
         if data is None:
@@ -57,6 +63,24 @@ class Journal:
             return cls(data["id"], data["pid"], data["host"], data["phase"], steps, data["history"])
         except (KeyError, TypeError) as error:
             raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
+
+    @property
+    def undo(self) -> str:
+        """The folder (relative) of second names. It bears the id, so that an older one is never ours."""
+        return f"{UNDO}.{self.id}"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process that wrote it seems to be still at work, rather than dead."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
 
     @staticmethod
     def remove(root: str) -> None:
@@ -74,52 +98,5 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 
 def _step_from_json(data: dict[str, Any]) -> Step:
     sides = {key: Fingerprint(**data[key]) if data[key] else None for key in ("before", "after")}
-    return Step(**{**data, **sides})
-
-
-def write_durably(root: str, relative: str, data: bytes) -> None:
-    """Replace a file of ``.patchkit``: temporary file, fsync, rename, fsync of the folder."""
-    path = os.path.join(root, relative)
-    temp = path + ".tmp"
-    try:
-        descriptor = os.open(
-            temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
-        )
-        try:
-            write_all(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        own_like_root(root, temp)
-        os.rename(temp, path)
-    except BaseException:
-        unlink_if_there(temp)
-        raise
-    fsync_folder(os.path.dirname(path))
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def unlink_if_there(path: str) -> None:
-    try:
-        os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-
-
-def fsync_folder(folder: str) -> None:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return  # removed by this very transaction
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
-            raise
-    finally:
-        os.close(descriptor)
+    folder = tuple(data["folder"]) if data["folder"] else None
+    return Step(**{**data, **sides, "folder": folder})

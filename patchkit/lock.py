@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import shlex
@@ -11,11 +13,17 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from patchkit.durable import own_like_root
 from patchkit.errors import HELD, PatchkitError
-from patchkit.state import FOLDER, own_like_root, prepare
+from patchkit.state import FOLDER, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+LOCK = f"{FOLDER}/lock"
+_POLL_S = 0.05
+# ENOLCK: an NFS server without a lock manager; the others: file systems that never could.
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
 class LockedError(PatchkitError):
@@ -24,10 +32,8 @@ class LockedError(PatchkitError):
     code = "locked"
     exit_code = HELD
 
-    def __init__(self, root: str, holder: str) -> None:
-        super().__init__(
-            f"{root} is being changed by {holder}", path=root, hint="try again, or use --wait 10m"
-        )
+    def __init__(self, root: str, by: str) -> None:
+        super().__init__(f"{root} is being changed by {by}", path=root, hint="try again, or use --wait 10m")
 
 
 class LockUnsupportedError(PatchkitError):
@@ -45,42 +51,57 @@ class LockUnsupportedError(PatchkitError):
 
 
 @contextlib.contextmanager
-def tree_lock(root: str, deadline: float | None = None) -> Iterator[None]:
-    """Hold the lock of ``root``; wait until ``deadline`` (``time.monotonic()``), by default not at all.
+def tree_lock(root: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock of ``root``; wait ``wait_s`` seconds for it at most.
 
-    The lock dies with its process, so a stale one cannot exist.
+    It is flock(2)'s, taken here and not through a library, because how it fails decides what the user is
+    told. It dies with its process, so a stale one cannot exist, and its file is never removed.
     """
-    from filelock import FileLock, Timeout
-
     prepare(root)
-    path = os.path.join(root, FOLDER, "lock")
-    wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
-    lock = FileLock(path, thread_local=False)
+    path = os.path.join(root, LOCK)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        lock.acquire(timeout=wait, poll_interval=0.1)
-    except Timeout:
-        raise LockedError(root, _holder(path)) from None
-    except NotImplementedError as error:
-        raise LockUnsupportedError(root, str(error)) from None
-    try:
+        _acquire(root, descriptor, time.monotonic() + wait_s)
         own_like_root(root, path)
-        _sign(path)
-        yield
+        _sign(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "command": shlex.join(sys.argv)})
+        try:
+            yield
+        finally:
+            _sign(descriptor, None)
     finally:
-        lock.release()
+        os.close(descriptor)  # this gives the lock back
 
 
-def _sign(path: str) -> None:
-    who = {"pid": os.getpid(), "host": socket.gethostname(), "command": shlex.join(sys.argv)}
-    with open(path, "r+b") as file:
-        file.truncate()
-        file.write(json.dumps(who).encode("ascii"))
+def _acquire(root: str, descriptor: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                raise LockUnsupportedError(root, error.strerror or str(error)) from None
+            if error.errno != errno.EWOULDBLOCK:
+                raise
+        if time.monotonic() >= deadline:
+            raise LockedError(root, holder(root))
+        time.sleep(_POLL_S)
 
 
-def _holder(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            who = json.loads(file.read())
-        return f"process {who['pid']} on {who['host']} ({who['command']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another patchkit process"
+def _sign(descriptor: int, who: dict[str, object] | None) -> None:
+    """Write who holds the lock, for the others' message. That is a courtesy: a full disk does not stop us."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        if who is not None:
+            os.pwrite(descriptor, json.dumps(who).encode("ascii"), 0)
+
+
+def holder(root: str) -> str:
+    """Who holds the lock, in words."""
+    for _ in range(10):
+        try:
+            with open(os.path.join(root, LOCK), "rb") as file:
+                who = json.loads(file.read())
+            return f"process {who['pid']} on {who['host']} ({who['command'][:120]})"
+        except (OSError, ValueError, KeyError, TypeError):
+            time.sleep(0.01)  # it has the lock, and signs in this moment
+    return "another patchkit process"

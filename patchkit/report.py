@@ -26,6 +26,7 @@ class Result:
     ``data`` is the JSON form; ``lines`` the text (``quiet`` drops it, errors stay), each line optionally a
     ``(style, text)`` pair with a style of ``STYLES``; ``details`` are further lines for ``-v``.
     ``json_errors`` are errors that the lines already say; ``raw`` are bytes for stdout instead of lines.
+    ``aside``: the lines go to stderr, because stdout belongs to a wrapped command.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Result:
     errors: Sequence[PatchkitError] = ()
     json_errors: Sequence[PatchkitError] = ()
     raw: bytes | None = None
+    aside: bool = False
 
     @property
     def ok(self) -> bool:
@@ -63,7 +65,7 @@ def render(
         sys.stdout.flush()
     if not quiet:
         for line in [*result.lines, *(result.details if verbose else ())]:
-            _write(line, sys.stdout, color=color)
+            _write(line, sys.stderr if result.aside else sys.stdout, color=color)
     for error in result.errors:
         _write_error(error, color=color)
 

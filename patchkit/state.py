@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from patchkit.durable import fsync_folder, own_like_root, write_durably
 from patchkit.errors import INTERRUPTED, REFUSED, PatchkitError
 from patchkit.manifest import FilePin, Manifest
 
@@ -19,7 +20,7 @@ SCHEMA = 1
 FOLDER = ".patchkit"
 STATE = f"{FOLDER}/state.json"
 JOURNAL = f"{FOLDER}/journal.json"
-UNDO = f"{FOLDER}/undo"
+UNDO = f"{FOLDER}/undo"  # the folder name is this, a dot and the transaction's id
 HISTORY = f"{FOLDER}/history.jsonl"
 RESCUED = f"{FOLDER}/rescued"
 APPLIED = f"{FOLDER}/applied"
@@ -66,32 +67,44 @@ def dump_json(data: dict[str, Any]) -> bytes:
     return (json.dumps(data, indent=2, sort_keys=True) + "\n").encode("ascii")
 
 
+class ForeignStateError(PatchkitError):
+    """A ``.patchkit`` that someone else may have planted: what it says must not steer root's hand."""
+
+    code = "foreign-state"
+    exit_code = REFUSED
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"{path} {reason}", path=path, hint="look into it, then remove it or give it to the root's owner"
+        )
+
+
 def prepare(root: str) -> None:
     """Make ``.patchkit`` with its ``.gitignore``, owned as the root is: sudo must not lock its user out."""
     folder = os.path.join(root, FOLDER)
-    if os.path.islink(folder):
-        raise StateFileError(folder, "is a symlink")
     try:
         os.mkdir(folder, 0o755)
     except FileExistsError:
-        pass
+        check_ours(root)
     else:
         own_like_root(root, folder)
-    ignore = os.path.join(folder, ".gitignore")
-    if not os.path.exists(ignore):
-        with open(ignore, "w", encoding="ascii") as file:
-            file.write("*\n")
-        own_like_root(root, ignore)
+        fsync_folder(root)
+    if not os.path.lexists(os.path.join(folder, ".gitignore")):
+        write_durably(root, f"{FOLDER}/.gitignore", b"*\n")
 
 
-def own_like_root(root: str, path: str) -> None:
-    if os.geteuid() == 0:
-        info = os.stat(root)
-        try:
-            os.chown(path, info.st_uid, info.st_gid)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EINVAL):
-                raise
+def check_ours(root: str) -> None:
+    """Raise ForeignStateError unless ``.patchkit`` is one that this user may believe, or none."""
+    folder = os.path.join(root, FOLDER)
+    try:
+        info = os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISDIR(info.st_mode):
+        raise ForeignStateError(folder, "is a symlink" if stat.S_ISLNK(info.st_mode) else "is not a folder")
+    # Another user's folder is that user's business, unless we are root and would do as it says.
+    if os.geteuid() == 0 and info.st_uid not in (0, os.stat(root).st_uid):
+        raise ForeignStateError(folder, f"belongs to user id {info.st_uid}, who does not own {root}")
 
 
 def backup_name(path: str, patch: str) -> str:
@@ -100,11 +113,14 @@ def backup_name(path: str, patch: str) -> str:
 
 @dataclass(frozen=True)
 class Original:
-    """What the replaced file had beside its bytes, for a restore that has lost its backup."""
+    """What the replaced file had beside its bytes. ``link`` is where it led if it was a symlink; then
+    ``mtime_ns`` is the time of the file there, ``link_mtime_ns`` that of the link itself.
+    """
 
     mode: int
     mtime_ns: int
     link: str | None = None
+    link_mtime_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +205,7 @@ class State:
 
     @classmethod
     def load(cls, root: str) -> State:
+        check_ours(root)
         path = os.path.join(root, STATE)
         data = load_json(path)
         if data is None:
@@ -232,7 +249,7 @@ class State:
         return replace(self, stack=(*self.stack, applied))
 
     def drop(self, applied: Applied) -> State:
-        return replace(self, stack=tuple(other for other in self.stack if other is not applied))
+        return replace(self, stack=tuple(other for other in self.stack if other.patch != applied.patch))
 
 
 BACKUP = re.compile(r"\.bak_[A-Za-z0-9][A-Za-z0-9._-]*$")

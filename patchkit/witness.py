@@ -85,7 +85,7 @@ def _by_record(target: Target, expected: dict[str, str | None], cache: StatCache
         testimony.checked += 1
         _compare(path, entry.sha256, cache, testimony.offenders)
     _check_expected(target, expected, cache, testimony)
-    strangers = [path for path in _files(target) if path not in listed and expected.get(path) is None]
+    strangers = [path for path in files_of(target) if path not in listed and expected.get(path) is None]
     strangers = [path for path in strangers if not _is_bytecode_of(path, listed | _present(expected))]
     others = _other_records(target) if strangers else set()
     testimony.offenders += [
@@ -128,7 +128,7 @@ def _hint(path: str) -> str:
     return "a backup whose bytes changed" if BACKUP.search(path) else ""
 
 
-def _files(target: Target) -> Iterator[str]:
+def files_of(target: Target) -> Iterator[str]:
     """Every file of the distribution's packages, relative to the root."""
     pending = [*target.packages]
     while pending:
@@ -189,7 +189,7 @@ def _by_manifests(
     _check_expected(target, expected, cache, testimony)
     testimony.offenders += [
         Offender(path, "unexpected", "a backup of no applied patch")
-        for path in _files(target)
+        for path in files_of(target)
         if BACKUP.search(path) and path not in expected
     ]
     return testimony

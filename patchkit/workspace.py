@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from patchkit.catalog import Catalog, PatchFolderError
 from patchkit.errors import USAGE, PatchkitError
-from patchkit.state import STATE, State
+from patchkit.journal import Journal
+from patchkit.state import JOURNAL, STATE, State
 from patchkit.target import Environment, NotInstalledError, Target, environment, locate
 
 if TYPE_CHECKING:
@@ -56,8 +57,18 @@ class Workspace:
             raise SeveralDistributionsError(names)
         return self.target(names[0])
 
+    def target_in(self, root: str, distribution: str) -> Target:
+        """``distribution`` as it is installed in ``root``, or as one that is gone from there."""
+        try:
+            target = self.target(distribution)
+        except NotInstalledError:
+            target = None
+        return (
+            target if target and target.root == root else _uninstalled(root, distribution, self.environment)
+        )
+
     def targets(self) -> list[Target]:
-        """Every installed distribution that a patch of the catalog or of a state is for.
+        """Every installed distribution that a patch of the catalog, of a state or of a journal is for.
 
         Raises NotInstalledError when there is none.
         """
@@ -70,11 +81,12 @@ class Workspace:
                 continue
             found[target.root, name] = target
         for root in self.state_roots():
-            for applied in State.load(root).stack:
-                if not any(key[0] == root and key[1] == applied.distribution for key in found):
-                    found[root, applied.distribution] = _uninstalled(
-                        root, applied.distribution, self.environment
-                    )
+            journal = Journal.load(root)
+            patched = [applied.distribution for applied in State.load(root).stack]
+            patched += [str(journal.history["distribution"])] if journal is not None else []
+            for name in patched:
+                if (root, name) not in found:
+                    found[root, name] = self.target_in(root, name)
         if not found:
             raise NotInstalledError(
                 " or ".join(names) or "any patched distribution",
@@ -84,9 +96,13 @@ class Workspace:
         return list(found.values())
 
     def state_roots(self) -> list[str]:
-        """Roots of the environment that have a state, installed distribution or not."""
+        """Roots of the environment that have a state or an open journal, installed distribution or not."""
         roots = {os.path.realpath(path) for path in self.environment.paths}
-        return sorted(root for root in roots if os.path.isfile(os.path.join(root, STATE)))
+        return sorted(
+            root
+            for root in roots
+            if any(os.path.isfile(os.path.join(root, name)) for name in (STATE, JOURNAL))
+        )
 
     def _distributions(self) -> list[str]:
         names = set()

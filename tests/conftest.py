@@ -74,3 +74,19 @@ def kit(venv: Venv, patches: Path) -> Kit:
 def rooted(site: Path, patches: Path) -> Kit:
     """patchkit on ``site``."""
     return Kit(["--root", str(site), "--patches", str(patches)])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many deaths were died, and what they left."""
+    deaths = [
+        value
+        for report in terminalreporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == "death" and report.when == "call"
+    ]
+    if deaths:
+        marked = deaths.count("marked")
+        terminalreporter.write_line(
+            f"deaths: {len(deaths)}; the tree was pristine after {len(deaths) - marked}, "
+            f"plainly marked and then recovered after {marked}"
+        )

@@ -682,3 +682,22 @@ def test_an_unreadable_diff_is_an_error_not_a_traceback(bench):
     (bench.folder / "bin.diff").write_bytes(bytes(range(256)) * 50)
     error = run(bench, "import", "bin.diff", "--name", "p", "--dist", "engine", code=4)
     assert error["errors"][0]["code"] == "not-a-diff"
+
+
+def test_a_new_file_in_a_new_folder_stays_where_its_path_says(bench):
+    done = bench.import_(b"--- /dev/null\n+++ b/engine/extra/y.py\n@@ -0,0 +1 @@\n+a\n")
+    assert [pin.path for pin in done.manifest.files] == ["engine/extra/y.py"]
+
+
+def test_a_new_file_below_a_file_of_the_tree_is_refused(bench):
+    with pytest.raises(DiffError, match="which is a file"):
+        bench.import_(b"--- /dev/null\n+++ b/engine/data.bin/y\n@@ -0,0 +1 @@\n+a\n")
+
+
+def test_a_diff_without_prefixes_may_change_two_packages(tmp_path):
+    bench = Bench(tmp_path)
+    install(bench.site, "engine", "1.0", {**FILES, "engine_kernels/__init__.py": b"a\n"})
+    kernels = b"--- engine_kernels/__init__.py\n+++ engine_kernels/__init__.py\n@@ -1 +1 @@\n-a\n+b\n"
+    models = edit("engine/srt/model.py").replace(b"a/", b"").replace(b"b/", b"")
+    bench.import_(models + kernels)
+    assert set(bench.result("p")) == {"engine/srt/model.py", "engine_kernels/__init__.py"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from patchkit import diff as d
 from patchkit.diff.model import Content
 from patchkit.manifest import FilePin, Manifest, ManifestError, Pin, PinMismatchError
+from tests.support import DEMO, P1, Kit, write_patch
 
 FILES = {
     "pkg/a.py": Content(b"a\nb\n", 0o664),
@@ -217,3 +219,13 @@ def test_every_missing_key_is_named():
         del whole[key]
         with pytest.raises(ManifestError, match=key):
             Manifest.from_json(json.dumps(whole).encode(), name="m")
+
+
+def test_the_pin_command_mends_a_manifest_that_cannot_be_read(kit: Kit, patches: Path) -> None:
+    write_patch(patches, "p1", DEMO["1.0"], P1)
+    path = next((patches / "p1").glob("*.manifest.json"))
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"0644"', b"420"))
+    assert "four octal digits" in kit("apply", "p1", code=4).err
+    kit("pin", "p1")
+    assert path.read_bytes() == good

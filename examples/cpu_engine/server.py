@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# Without the two memory limits the server fails to start or takes 18 GB; warm-up would send EXTEND
-# batches of its own.
+# Without the two memory limits the server fails to start or takes 18 GB.
 ARGUMENTS = (
     "--device=cpu",
     "--skip-tokenizer-init",
-    "--skip-server-warmup",
     "--attention-backend=torch_native",
     "--sampling-backend=pytorch",
     "--grammar-backend=none",
@@ -41,6 +39,7 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 PLAIN = ("--disable-radix-cache", "--chunked-prefill-size=-1")  # every prompt is one whole EXTEND
+NO_WARM_UP = "--skip-server-warmup"  # warm-up is a prefill of its own; 0.4.6 has no way to leave it out
 STOP_SECONDS = 30.0
 
 
@@ -58,8 +57,12 @@ class Server:
 
     ``args`` come after the ones every CPU server needs, so they win; ``env`` is laid over this
     process's environment. ``served`` is the class that must serve the model: when the file of a model
-    class does not import, SGLang only logs it and serves another implementation.
+    class does not import, SGLang only logs it and serves another implementation. A subclass for another
+    machine replaces ``arguments`` and ``environment``.
     """
+
+    arguments: ClassVar[tuple[str, ...]] = ARGUMENTS
+    environment: ClassVar[dict[str, str]] = ENVIRONMENT
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Server:
     ) -> None:
         self.python, self.model, self.log = python, model, log
         self.args = tuple(args)
-        self.env = {**os.environ, **ENVIRONMENT, **(env or {})}
+        self.env = {**os.environ, **self.environment, **(env or {})}
         self.served = served
         self.start_seconds = start_seconds
         self.port = free_port()
@@ -103,7 +106,8 @@ class Server:
         command = [
             str(self.python),
             *("-m", "sglang.launch_server", f"--model-path={self.model}", f"--port={self.port}"),
-            *ARGUMENTS,
+            *self.arguments,
+            *([NO_WARM_UP] if knows_option(self.python, NO_WARM_UP) else []),
             *self.args,
         ]
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +187,15 @@ class Server:
             time.sleep(0.05)
         self.process.wait()
         self.process = None
+
+
+def knows_option(python: Path, option: str) -> bool:
+    """Whether the SGLang of this environment has the option, from the text of its source."""
+    sources = python.parent.parent.glob("lib/python3.*/site-packages/sglang/srt/server_args.py")
+    fields = python.parent.parent.glob("lib/python3.*/site-packages/sglang/srt/arg_groups/fields/*.py")
+    name = option.lstrip("-")
+    texts = [path.read_text(encoding="utf-8") for path in (*sources, *fields)]
+    return any(name in text or name.replace("-", "_") in text for text in texts)
 
 
 def free_port() -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HEADS, EXPERTS, EXPERT_WIDTH, MLP_WIDTH = 4, 8, 64, 256
+EXPERTS, EXPERT_WIDTH, MLP_WIDTH = 8, 64, 256
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Shape:
     """What of the model can be chosen; sizes in elements. Ranks are those of latent attention."""
 
     layers: int = 4
+    dense_layers: int = 1  # the first ones, without experts
     hidden: int = 128
+    heads: int = 4
     vocab: int = 512
     q_rank: int = 64
     kv_rank: int = 64
@@ -66,15 +68,15 @@ def config(shape: Shape) -> dict[str, Any]:
         "hidden_size": shape.hidden,
         "intermediate_size": MLP_WIDTH,
         "num_hidden_layers": shape.layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
         "q_lora_rank": shape.q_rank,
         "kv_lora_rank": shape.kv_rank,
         "qk_nope_head_dim": shape.nope,
         "qk_rope_head_dim": shape.rope,
         "v_head_dim": shape.value,
         "attention_bias": False,
-        "first_k_dense_replace": 1,
+        "first_k_dense_replace": shape.dense_layers,
         "moe_layer_freq": 1,
         "moe_intermediate_size": EXPERT_WIDTH,
         "n_routed_experts": EXPERTS,
@@ -103,7 +105,7 @@ def config(shape: Shape) -> dict[str, Any]:
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Each weight's name, size and kind, in the order in which the random numbers are drawn."""
-    hidden, head = shape.hidden, shape.nope + shape.rope
+    hidden, heads, head = shape.hidden, shape.heads, shape.nope + shape.rope
     yield "model.embed_tokens.weight", (shape.vocab, hidden), "embedding"
     yield "lm_head.weight", (shape.vocab, hidden), "matrix"
     yield "model.norm.weight", (hidden,), "norm"
@@ -114,12 +116,12 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
         attention = f"{block}.self_attn"
         yield f"{attention}.q_a_proj.weight", (shape.q_rank, hidden), "matrix"
         yield f"{attention}.q_a_layernorm.weight", (shape.q_rank,), "norm"
-        yield f"{attention}.q_b_proj.weight", (HEADS * head, shape.q_rank), "matrix"
+        yield f"{attention}.q_b_proj.weight", (heads * head, shape.q_rank), "matrix"
         yield f"{attention}.kv_a_proj_with_mqa.weight", (shape.kv_rank + shape.rope, hidden), "matrix"
         yield f"{attention}.kv_a_layernorm.weight", (shape.kv_rank,), "norm"
-        yield f"{attention}.kv_b_proj.weight", (HEADS * (shape.nope + shape.value), shape.kv_rank), "matrix"
-        yield f"{attention}.o_proj.weight", (hidden, HEADS * shape.value), "matrix"
-        if layer == 0:
+        yield f"{attention}.kv_b_proj.weight", (heads * (shape.nope + shape.value), shape.kv_rank), "matrix"
+        yield f"{attention}.o_proj.weight", (hidden, heads * shape.value), "matrix"
+        if layer < shape.dense_layers:
             yield from gated_mlp(f"{block}.mlp", MLP_WIDTH, hidden)
             continue
         yield f"{block}.mlp.gate.weight", (EXPERTS, hidden), "router"

@@ -1,7 +1,8 @@
 """Virtual environments that hold one real SGLang release each and can serve on a CPU.
 
 A build takes about a minute and 1.5 GB, so it is kept outside the checkout, under a name that holds
-the release and a digest of the recipe: a changed recipe is another folder, never a stale one.
+the release and a digest of the recipe: a changed recipe is another folder, never a stale one. The shim
+is no part of the recipe: each use puts the present one in.
 """
 
 from __future__ import annotations
@@ -79,7 +80,6 @@ class Recipe:
     python: tuple[int, int]
     with_dependencies: tuple[str, ...]
     without_dependencies: tuple[str, ...]
-    shim: bytes
 
     @classmethod
     def of(cls, release: str) -> Recipe:
@@ -92,14 +92,13 @@ class Recipe:
             python=sys.version_info[:2],
             with_dependencies=(transformers, *COMMON),
             without_dependencies=(xgrammar, FFI, f"sglang=={release}"),
-            shim=SHIM.read_bytes(),
         )
 
     @property
     def digest(self) -> str:
         """Ten hex digits over the whole recipe."""
         text = repr((self.python, TORCH, self.with_dependencies, self.without_dependencies))
-        return hashlib.sha256(text.encode() + self.shim).hexdigest()[:10]
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def cache_root() -> Path:
@@ -121,12 +120,11 @@ def ensure(release: str) -> Path:
     folder = cache_root() / f"sglang-{release}-{recipe.digest}"
     python = folder / "bin" / "python"
     ready = folder / "ready"
-    if ready.exists():
-        return python
     with locked(folder.with_name(folder.name + ".lock")):
         if not ready.exists():
             build(recipe, folder)
             ready.write_text(recipe.release + "\n", encoding="utf-8")
+        put_shim(recipe, folder)
     return python
 
 
@@ -139,9 +137,17 @@ def build(recipe: Recipe, folder: Path) -> None:
     run([*pip, TORCH])  # first, so that nothing below brings another build of it
     run([*pip, *recipe.with_dependencies])
     run([*pip, "--no-deps", *recipe.without_dependencies])
+
+
+def put_shim(recipe: Recipe, folder: Path) -> None:
+    """Python imports ``sitecustomize`` at start-up. Replaced whole: a server may be starting right now."""
     major, minor = recipe.python
-    site = folder / "lib" / f"python{major}.{minor}" / "site-packages"
-    (site / "sitecustomize.py").write_bytes(recipe.shim)
+    place = folder / "lib" / f"python{major}.{minor}" / "site-packages" / SHIM.name
+    content = SHIM.read_bytes()
+    if not place.exists() or place.read_bytes() != content:
+        fresh = place.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(content)
+        os.replace(fresh, place)
 
 
 def run(command: list[str]) -> None:

@@ -140,7 +140,9 @@ class NoDistributionError(PatchkitError):
     exit_code = USAGE
 
     def __init__(self, patch: str) -> None:
-        super().__init__(f"patch '{patch}' does not exist yet", hint="name its distribution with --dist")
+        super().__init__(
+            f"patch '{patch}' does not exist yet", hint="'new' and 'import' make one, with --dist"
+        )
 
 
 class BadNameError(PatchkitError):

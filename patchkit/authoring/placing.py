@@ -36,7 +36,7 @@ class Placement:
 @dataclass(frozen=True)
 class Placed:
     """Diffs with paths of the root; for each, the paths (as it has them) that are not in the tree. ``found``
-    counts the sections about a file that is there, and those about a new file in a folder that is there.
+    counts the sections about a file that is there, and those about a new file.
     """
 
     placement: Placement
@@ -102,17 +102,16 @@ def place(
 
 
 def _parse(data: bytes, name: str, strip: int | None) -> tuple[Diff, int]:
-    """The diff and how many components are already cut: one, where the names allow it (``a/``, ``b/``)."""
-    if strip == 0:
-        return diff.parse(data, name=name, strip=0), 0
-    try:
-        return diff.parse(data, name=name, strip=1), 1
-    except (UnsafePathError, MalformedDiffError) as error:
-        # Names without a folder have nothing to cut; any other refusal stands.
+    """The diff and how many components are already cut: none, where both sides have the same names
+    (``--no-prefix``, Subversion), else one (``a/``, ``b/``).
+    """
+    refusals: dict[int, DiffError] = {}
+    for cut in (0, 1) if strip is None else (1, 0) if strip else (0,):
         try:
-            return diff.parse(data, name=name, strip=0), 0
-        except DiffError:
-            raise error from None
+            return diff.parse(data, name=name, strip=cut), cut
+        except (UnsafePathError, MalformedDiffError) as error:
+            refusals[cut] = error
+    raise refusals.get(1, refusals[0])
 
 
 def _placed(parsed: Sequence[tuple[Diff, int]], placement: Placement, base: Base) -> Placed:
@@ -135,7 +134,8 @@ def _placed(parsed: Sequence[tuple[Diff, int]], placement: Placement, base: Base
             if file.change != "add":
                 old += base.has_file(moved.old_path)
             else:
-                new += base.has_folder(path.rpartition("/")[0])
+                # Whether its folder is there says nothing: a new file may come with a new folder.
+                new += 1
             inside.append(moved)
             made.add(path)
         diffs.append(Diff(whole.name, tuple(inside)))

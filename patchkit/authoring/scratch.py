@@ -17,6 +17,7 @@ from patchkit.authoring import store
 from patchkit.authoring.errors import NotInTreeError, ScratchError
 from patchkit.diff import names
 from patchkit.diff.model import Content
+from patchkit.manifest import ManifestError
 from patchkit.selection import public
 
 if TYPE_CHECKING:
@@ -107,9 +108,13 @@ def below(catalog: Catalog, name: str, release: str | None) -> tuple[str, ...]:
         return scratch.on
     if name not in catalog or release is None:
         return ()
+    try:
+        variants = catalog[name].variants
+    except ManifestError:
+        return ()  # 'pin' is there to mend it; whatever needs the variants refuses by itself
     stacks = {
         variant.manifest.on
-        for variant in catalog[name].variants
+        for variant in variants
         if public(release) in {public(one) for one in variant.manifest.releases}
     }
     return stacks.pop() if len(stacks) == 1 else ()

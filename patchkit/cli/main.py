@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -21,6 +22,8 @@ COMMANDS = {
     "apply": "patchkit.cli.change:apply",
     "restore": "patchkit.cli.change:restore",
     "recover": "patchkit.cli.change:recover",
+    "run": "patchkit.cli.run:run",
+    "attest": "patchkit.cli.attest:attest",
     "status": "patchkit.cli.inspect:status",
     "verify": "patchkit.cli.inspect:verify",
     "check": "patchkit.cli.inspect:check",
@@ -35,6 +38,13 @@ COMMANDS = {
     "new": "patchkit.cli.authoring:new",
     "refresh": "patchkit.cli.authoring:refresh",
     "lint": "patchkit.cli.authoring:lint",
+    "extract": "patchkit.cli.data:extract",
+    "pack": "patchkit.cli.data:pack",
+    "validate": "patchkit.cli.data:validate",
+    "vocab": "patchkit.cli.data:vocab",
+    "report": "patchkit.cli.data:report",
+    "train": "patchkit.cli.data:train",
+    "drafter": "patchkit.cli.data:drafter",
 }
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a bug in patchkit, never a user's mistake
@@ -102,15 +112,7 @@ def run(argv: list[str]) -> int:
         outcome: Any = cli.main(args=argv, prog_name="patchkit", standalone_mode=False, obj=options)
         if not isinstance(outcome, report.Result):
             return int(outcome or 0)
-        report.render(
-            outcome,
-            command,
-            as_json=options.json,
-            quiet=options.quiet,
-            verbose=options.verbose,
-            color=_color(options),
-        )
-        return outcome.exit_code
+        return _render(outcome, command, options)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return USAGE
@@ -121,14 +123,13 @@ def run(argv: list[str]) -> int:
     except (KeyboardInterrupt, click.exceptions.Abort):
         sys.stderr.write("patchkit: interrupted\n")
         return INTERRUPT
-    except BrokenPipeError:
-        # The reader went away (`patchkit log | head`): not an error, but stdout must not be flushed again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
         reason = error.strerror or str(error)
         return _fail(_IoFailed(f"{name}: {reason}" if name else reason, path=name), command, argv, options)
+    except UnicodeEncodeError as error:
+        message = f"a name that the locale's encoding ({error.encoding}) cannot spell; set PYTHONUTF8=1"
+        return _fail(_Usage(message), command, argv, options)
     except Exception as error:
         if options.verbose:
             raise
@@ -137,6 +138,26 @@ def run(argv: list[str]) -> int:
         )
         sys.stderr.write(f"patchkit: {report.printable(message)}\n")
         return INTERNAL
+
+
+def _render(outcome: report.Result, command: str, options: Options) -> int:
+    try:
+        report.render(
+            outcome,
+            command,
+            as_json=options.json,
+            quiet=options.quiet,
+            verbose=options.verbose,
+            color=_color(options),
+        )
+    except OSError as error:
+        # A wrapped command's exit code counts also where nobody can be told, say on a full disk.
+        if error.errno not in (errno.EPIPE, errno.EIO) and not outcome.aside:
+            raise
+        # The reader went away (`patchkit log | head`, a closed terminal): what was done stands, and stdout
+        # must not be flushed again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return outcome.exit_code
 
 
 def _fail(error: PatchkitError, command: str, argv: Sequence[str], options: Options) -> int:

@@ -80,11 +80,13 @@ def _as_global(decorator: Callable[[F], F]) -> Callable[[F], F]:
     return wrap
 
 
-def command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+def command(
+    name: str, cls: type[click.Command] = click.Command
+) -> Callable[[Callable[..., Any]], click.Command]:
     """``click.command`` with the global options."""
 
     def wrap(function: Callable[..., Any]) -> click.Command:
-        return click.command(name)(global_options(function))
+        return click.command(name, cls)(global_options(function))
 
     return wrap
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from patchkit import selection, transaction
+from patchkit import lease, recovery as recoveries, selection, transaction
 from patchkit.commands.check import Verdict, judge
+from patchkit.durable import fsync_folder, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, NO, USAGE, PatchkitError
 from patchkit.history import History, record
 from patchkit.journal import Journal
-from patchkit.lock import tree_lock
+from patchkit.lock import LockedError, holder, tree_lock
 from patchkit.plan import Plan, fresh_mtime_ns
+from patchkit.recovery import rescue_name
 from patchkit.report import Result
-from patchkit.state import RESCUED, State, prepare
+from patchkit.state import FOLDER, RESCUED, State, prepare
 from patchkit.tree import Meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from patchkit.commands.holding import Holding
+    from patchkit.lease import Lease
     from patchkit.manifest import FilePin
+    from patchkit.recovery import Recovery
     from patchkit.state import Applied
     from patchkit.target import Target
-    from patchkit.transaction import Recovery
     from patchkit.workspace import Workspace
 
 
@@ -86,22 +89,54 @@ def restore(
 
 
 def recover(workspace: Workspace, *, holding: Holding) -> Result:
-    """Finish or undo what a crash left open, in every root of the environment."""
+    """Finish or undo what a crash left open, in every root of the environment: transactions, sessions."""
     found: list[dict[str, Any]] = []
     lines: list[str | tuple[str, str]] = []
-    for root in dict.fromkeys(target.root for target in workspace.targets()):
+    for root, target in {target.root: target for target in workspace.targets()}.items():
         if Journal.load(root) is None:
             continue
 
-        def attempt(root: str = root) -> Recovery | None:
-            with tree_lock(root):
-                return transaction.recover(root)
+        def attempt(target: Target = target) -> Recovery | None:
+            with tree_lock(target.root):
+                return _recover(workspace, target, holding)
 
         recovery = holding.retrying(attempt)
         if recovery is not None:
             found.append({"root": root, **recovery.to_json()})
             lines.append(("good", f"{root}: {recovery.sentence()}"))
-    return Result({"recovered": found}, lines or ["nothing to recover"])
+    sessions = [_finish(workspace, target, holding) for target in workspace.targets()]
+    ended = [one for some in sessions for one in some]
+    lines += [("good", sentence) for _, sentence in ended]
+    return Result(
+        {"recovered": found, "sessions": [one.to_json() for one, _ in ended]}, lines or ["nothing to recover"]
+    )
+
+
+def _finish(workspace: Workspace, target: Target, holding: Holding) -> list[tuple[Lease, str]]:
+    """End the abandoned sessions of ``target``."""
+    done = []
+    for one in lease.abandoned(target.root):
+        if one.distribution == target.distribution:
+            from patchkit.abandonment import finish
+
+            done.append((one, finish(workspace, one, holding)))
+    if lease.leases(target.root):
+        with tree_lock(target.root):
+            lease.sweep(target.root)
+    return done
+
+
+def _recover(workspace: Workspace, target: Target, holding: Holding) -> Recovery | None:
+    """End an interrupted transaction in the root of ``target``, whichever distribution it was for."""
+    journal = Journal.load(target.root)
+    installed: dict[str, str | None] | None = None
+    if journal is not None and (name := journal.history.get("distribution")):
+        target = workspace.target_in(target.root, str(name))
+        if target.release != journal.history.get("release"):
+            installed = {entry.path: entry.sha256 for entry in target.record}
+    return recoveries.recover(
+        target.root, before_change=lambda files: holding.check(target, files), installed=installed
+    )
 
 
 def _targets_to_restore(workspace: Workspace, names: Sequence[str]) -> list[Target]:
@@ -172,23 +207,30 @@ def _change(
         return made
 
     if dry_run:
-        if Journal.load(target.root) is not None:
-            raise OpenTransactionError(target.root)
+        if (journal := Journal.load(target.root)) is not None:
+            raise (
+                LockedError(target.root, holder(target.root))
+                if journal.running
+                else OpenTransactionError(target.root)
+            )
         made = plan()
         holding.check(target, made.files)
         return _result(target, made, None, dry_run=True)
 
     def attempt() -> Result:
         with tree_lock(target.root):
-            recovery = transaction.recover(target.root)
+            recovery = _recover(workspace, target, holding)
             made = plan()
             _write(target, made, holding)
+            if lease.leases(target.root):
+                lease.sweep(target.root)  # this may have finished what a dead session left
             return _result(target, made, recovery, dry_run=False)
 
-    if not os.path.isdir(os.path.join(target.root, ".patchkit")):
+    if not os.path.isdir(os.path.join(target.root, FOLDER)):
         made = plan()  # a refusal, or nothing to do, leaves nothing behind: not even a state folder
         if not made.operations():
             return _result(target, made, None, dry_run=False)
+        holding.retrying(lambda: holding.check(target, made.files))
     return holding.retrying(attempt)
 
 
@@ -203,29 +245,39 @@ def _write(target: Target, plan: Plan, holding: Holding) -> None:
     entry = record(
         plan.done[0][0] if plan.done else "change",
         [_patch_record(action, applied) for action, applied in plan.done],
+        distribution=target.distribution,
         release=target.release,
-        mtime_ns=plan.mtime_ns,
+        mtime_ns=plan.overlay.latest_ns,
         **({"override": holding.overridden} if holding.overridden else {}),
         **({"rescued": rescued} if rescued else {}),
     )
     transaction.run(
-        target.root, operations, entry, before_change=lambda: holding.check(target, files), expected=plan.seen
+        target.root,
+        operations,
+        entry,
+        before_change=lambda: holding.check(target, files),
+        expected=plan.overlay.seen,
     )
 
 
 def _rescues(target: Target, plan: Plan) -> list[str]:
     """Write the bytes that ``--force`` would lose to ``.patchkit/rescued``, before anything else changes."""
-    paths = []
-    if plan.rescues:
-        prepare(target.root)
-        os.makedirs(os.path.join(target.root, RESCUED), exist_ok=True)
+    if not plan.rescues:
+        return []
+    prepare(target.root)
+    folder = os.path.join(target.root, RESCUED)
+    os.makedirs(folder, exist_ok=True)
+    own_like_root(target.root, folder)
+    info = os.stat(folder)
+    names = []
     for path, data in plan.rescues.items():
-        name = f"{RESCUED}/{path.replace('/', '__')[-180:]}.{plan.mtime_ns}"
-        meta = Meta(0o600, os.geteuid(), os.getegid(), plan.mtime_ns)
-        transaction.write_new(os.path.join(target.root, name), data, meta)
-        paths.append(name)
+        name = rescue_name(path, str(plan.overlay.latest_ns))
+        meta = Meta(0o600, info.st_uid, info.st_gid, plan.mtime_ns)
+        write_new(os.path.join(target.root, name), data, meta)
+        names.append(name)
         plan.notes.append(f"the changed bytes of {path} were saved in {name}")
-    return paths
+    fsync_folder(folder)
+    return names
 
 
 def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
@@ -244,6 +296,14 @@ def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
     }
 
 
+def abandoned_lines(target: Target) -> list[str | tuple[str, str]]:
+    return [
+        ("bad", f"abandoned {one.describe()}; 'patchkit recover' finishes it")
+        for one in lease.abandoned(target.root)
+        if one.distribution == target.distribution
+    ]
+
+
 _MARK = {"modify": "M", "add": "A", "delete": "D", "rename": "R"}
 _PAST = {"apply": "applied", "adopt": "adopted", "restore": "restored"}
 
@@ -252,6 +312,7 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
     lines: list[str | tuple[str, str]] = []
     if recovery is not None:
         lines.append(("warn", recovery.sentence()))
+    lines += abandoned_lines(target)
     for action, applied in plan.done:
         verb = f"would {action}" if dry_run else _PAST[action]
         preposition = "from" if action == "restore" else "to"

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from patchkit import lease
 from patchkit.errors import NO, PatchkitError
 from patchkit.journal import Journal
 from patchkit.plan import expectations
@@ -119,7 +120,8 @@ def judge(
         if applied.patch not in expect:
             patched.update(dict.fromkeys(applied.touched() | set(applied.backups()), applied.patch))
     for kept in state.kept:
-        expected.setdefault(kept.path, kept.sha256)
+        if os.path.lexists(os.path.join(target.root, kept.path)):  # whoever kept it may also delete it
+            expected.setdefault(kept.path, kept.sha256)
     testimony = examine(target, expected, _pinned(target, catalog))
     names = [applied.patch for applied in own]
     verdict = Verdict(target, testimony, names)
@@ -145,8 +147,18 @@ def judge(
                 f"{applied.patch} was applied to {applied.distribution} {applied.release}, now {now}: "
                 "it was upgraded, reinstalled or removed underneath (patchkit restore cleans up)"
             )
-    if Journal.load(target.root) is not None:
-        verdict.complaints.append("a transaction was interrupted (patchkit recover)")
+    journal = Journal.load(target.root)
+    if journal is not None:
+        verdict.complaints.append(
+            f"process {journal.pid} is changing it at this moment"
+            if journal.running
+            else "a transaction was interrupted (patchkit recover)"
+        )
+    verdict.complaints += [
+        f"abandoned {one.describe()} (patchkit recover)"
+        for one in lease.abandoned(target.root)
+        if one.distribution == target.distribution
+    ]
     return verdict
 
 

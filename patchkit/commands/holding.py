@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from patchkit import lease
 from patchkit.errors import HELD, USAGE, ManyErrors, PatchkitError
+from patchkit.lease import LeasedError
 from patchkit.lock import LockedError
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from patchkit.target import Target
 
 T = TypeVar("T")
+LOCK_WAIT_S = 60.0  # for what need not ask: the lock of a tree is held for moments
 _POLL_S = 1.0
 
 
@@ -59,13 +62,16 @@ class ReasonMissingError(PatchkitError):
 class Holding:
     """How to meet a holder: ``wait_s`` seconds at most, or go on regardless for ``reason``.
 
-    ``thorough`` and ``stop_to_read`` are the guard's.
+    ``lock_wait_s`` is for the tree's lock alone, which is held for moments; ``session`` is the one whose own
+    leases do not stand in its way. ``thorough`` and ``stop_to_read`` are the guard's.
     """
 
     wait_s: float = 0.0
     override: bool = False
     reason: str | None = None
     say: Callable[[str], None] = lambda _: None
+    lock_wait_s: float = 0.0
+    session: str | None = None
     thorough: bool = False
     stop_to_read: bool = False
 
@@ -78,8 +84,11 @@ class Holding:
         return self.reason if self.override else None
 
     def check(self, target: Target, files: Sequence[str]) -> None:
-        """Raise unless no process holds ``files`` of ``target``."""
-        if self.override or not files:
+        """Raise unless no session leases ``target`` and no process holds ``files`` of it."""
+        if not files:
+            return
+        lease.refuse(target.root, target.distribution, own=self.session)
+        if self.override:
             return
         from patchkit import guard
 
@@ -94,14 +103,16 @@ class Holding:
             raise ManyErrors([HolderError(holder, target.root) for holder in blockers])
 
     def retrying(self, attempt: Callable[[], T]) -> T:
-        """Run ``attempt`` until no holder or lock refuses it or the time is up."""
-        deadline = time.monotonic() + self.wait_s
+        """Run ``attempt`` until nothing holds it up any more (exit code 3) or the time is up."""
+        begun = time.monotonic()
         while True:
             try:
                 return attempt()
-            except (LockedError, ManyErrors) as error:
-                left = deadline - time.monotonic()
-                if error.exit_code != HELD or left <= 0:
+            except PatchkitError as error:
+                wait_s = max(self.wait_s, self.lock_wait_s) if isinstance(error, LockedError) else self.wait_s
+                left = begun + wait_s - time.monotonic()
+                hopeless = isinstance(error, LeasedError) and error.hopeless
+                if error.exit_code != HELD or left <= 0 or hopeless:
                     raise
                 first = error.errors[0] if isinstance(error, ManyErrors) else error
                 self.say(f"waiting {left:.0f} s more: {first.message}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from patchkit import lease
 from patchkit.errors import NO
 from patchkit.history import History
 from patchkit.journal import Journal
@@ -36,15 +37,21 @@ def status(workspace: Workspace) -> Result:
             "release": target.release,
             "root": target.root,
             "editable": target.editable,
-            "interrupted": journal is not None,
+            "interrupted": journal is not None and not journal.running,
             "stack": [],
             "by_hand": by_hand,
             "kept_backups": [vars(kept) for kept in state.kept],
+            "sessions": [],
         }
         lines.append(("title", f"{target.label} in {target.root}"))
         if journal is not None:
             action = journal.history.get("action", "change")
-            lines.append(("bad", f"  an {action} was interrupted; 'patchkit recover' finishes or undoes it"))
+            lines.append(
+                ("warn", f"  {action} in progress, by process {journal.pid}")
+                if journal.running
+                else ("bad", f"  {action} was interrupted; 'patchkit recover' finishes or undoes it")
+            )
+        _add_sessions(target, entry, lines)
         for applied in own:
             files = [_file(target, state, applied, pin) for pin in applied.manifest.files]
             entry["stack"].append(_applied_json(applied, files))
@@ -57,6 +64,16 @@ def status(workspace: Workspace) -> Result:
             lines.append("  no patch is applied")
         targets.append(entry)
     return Result({"targets": targets}, lines)
+
+
+def _add_sessions(target: Target, entry: dict[str, Any], lines: list[str | tuple[str, str]]) -> None:
+    for one in lease.live(target.root, target.distribution):
+        entry["sessions"].append({**one.to_json(), "alive": True})
+        lines.append(("warn", f"  in use by {one.describe()}"))
+    for one in lease.abandoned(target.root):
+        if one.distribution == target.distribution:
+            entry["sessions"].append({**one.to_json(), "alive": False})
+            lines.append(("bad", f"  abandoned {one.describe()}; 'patchkit recover' finishes it"))
 
 
 def log(workspace: Workspace, *, verify: bool = False) -> Result:

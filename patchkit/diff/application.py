@@ -31,8 +31,8 @@ _FLIPPED = {43: b"-", 45: b"+", 32: b" "}
 
 def apply(diff: Diff, read: Callable[[str], Content | None]) -> dict[str, Content | None]:
     """The new content of each path that the diff touches, None for one that goes. ``read`` gives the
-    present content of a root-relative path, None where there is none; nothing is written. Only paths that
-    the diff names are asked for.
+    present content of a root-relative path, None where there is none or a folder; nothing is written. Only
+    paths that the diff names are asked for, and the folders above a file that it makes.
 
     Sections are applied in order, so that a second section for a path continues the first. A file
     keeps its mode unless the diff changes it; then its execute bit must be what the diff says it was.
@@ -57,7 +57,7 @@ def apply(diff: Diff, read: Callable[[str], Content | None]) -> dict[str, Conten
             last[file.source] = file
         result[file.path] = content
         last[file.path] = file
-    _check_folders(diff, last, result)
+    _check_folders(diff, last, present, result)
     return result
 
 
@@ -307,15 +307,21 @@ def _check_continues(diff: Diff, before: FileDiff, file: FileDiff) -> None:
             )
 
 
-def _check_folders(diff: Diff, last: dict[str, FileDiff], result: dict[str, Content | None]) -> None:
-    """Refuse a file below another that the diff leaves. ``read`` is not asked: a folder is no file."""
+def _check_folders(
+    diff: Diff,
+    last: dict[str, FileDiff],
+    present: Callable[[str], Content | None],
+    result: dict[str, Content | None],
+) -> None:
+    """Refuse a file below another that the diff leaves, or that is there."""
     for path, content in result.items():
         if content is None:
             continue
         parts = path.split("/")
         for depth in range(1, len(parts)):
             folder = "/".join(parts[:depth])
-            if result.get(folder) is not None:
+            arrives = last[path].change in ("add", "rename")
+            if (present(folder) if arrives else result.get(folder)) is not None:
                 raise PathCollisionError(
                     f"puts {names.show(path)} below {names.show(folder)}, which is a file",
                     patch=diff.name,

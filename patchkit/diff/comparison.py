@@ -29,10 +29,19 @@ def hunks(old: bytes, new: bytes, *, context: int = 3) -> tuple[Hunk, ...]:
             groups[-1].append(change)
         else:
             groups.append([change])
-    return tuple(_hunk(a, b, group, context) for group in groups)
+    made = []
+    heading, read = b"", 0  # each line is looked at once, however many hunks there are
+    for group in groups:
+        start = max(group[0][0] - context, 0)
+        heading = _heading(a, read, start) or heading
+        read = max(read, start)
+        made.append(_hunk(a, b, group, context, heading))
+    return tuple(made)
 
 
-def _hunk(a: list[bytes], b: list[bytes], group: list[tuple[int, int, int, int]], context: int) -> Hunk:
+def _hunk(
+    a: list[bytes], b: list[bytes], group: list[tuple[int, int, int, int]], context: int, heading: bytes
+) -> Hunk:
     lead = min(context, group[0][0])
     start, new_start = group[0][0] - lead, group[0][2] - lead
     end = min(len(a), group[-1][1] + context)
@@ -44,14 +53,14 @@ def _hunk(a: list[bytes], b: list[bytes], group: list[tuple[int, int, int, int]]
         body += (b"+" + line for line in b[new_low:new_high])
         at = high
     body += (b" " + line for line in a[at:end])
-    hunk = Hunk(0, start, new_start, tuple(body), _heading(a, start))
+    hunk = Hunk(0, start, new_start, tuple(body), heading)
     # The header counts from 1, except on a side without lines.
     return Hunk(0, start + bool(hunk.old_count), new_start + bool(hunk.new_count), hunk.body, hunk.section)
 
 
-def _heading(a: list[bytes], start: int) -> bytes:
-    """The last line above that starts like a definition, as git shows it after the ``@@``."""
-    for line in reversed(a[:start]):
+def _heading(a: list[bytes], low: int, high: int) -> bytes:
+    """The last line of ``a[low:high]`` that starts like a definition, as git shows it after the ``@@``."""
+    for line in reversed(a[low:high]):
         if line[:1].isalpha() or line[:1] in (b"_", b"$"):
             return line[:80].rstrip()
     return b""

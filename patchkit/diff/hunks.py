@@ -110,12 +110,16 @@ def is_header(lines: Sequence[bytes], index: int) -> bool:
 
 
 def is_signature(lines: Sequence[bytes], index: int) -> bool:
-    """Whether the signature of ``git format-patch`` starts here: ``-- `` and git's version."""
-    return (
-        lines[index] in (b"-- ", b"--")
-        and index + 1 < len(lines)
-        and re.match(rb"\d+\.\d", lines[index + 1]) is not None
-    )
+    """Whether the signature of ``git format-patch`` starts here: ``-- `` and git's version, or one line of
+    the sender's own (``libgit2 1.4.3``, ``GitLab``) that ends the mail and cannot be a line of a hunk.
+    """
+    if lines[index] not in (b"-- ", b"--") or index + 1 >= len(lines):
+        return False
+    text = lines[index + 1]
+    if re.match(rb"\d+\.\d", text):
+        return True
+    ends = index + 2 >= len(lines) or not lines[index + 2].strip()
+    return ends and re.match(rb"[A-Za-z0-9]", text) is not None
 
 
 def _miscounted(lines: Sequence[bytes], start: int, name: str) -> MiscountedHunkError:
@@ -183,15 +187,18 @@ def _check_conflict_markers(hunks: Sequence[Hunk], name: str) -> None:
     lines of one file. One alone is ordinary text (a heading's underline).
     """
     wanted = 0
-    line = 0
+    opened: tuple[Hunk, int] | None = None
     for hunk in hunks:
         for index, entry in enumerate(hunk.body):
             if entry[0] != _ADDED:
                 continue
             text = entry[1:].rstrip(b"\r\n")
             if text[:7] == b"<<<<<<<" and text[7:8] in (b"", b" "):
-                wanted, line = 1, hunk.patch_line(index)
+                wanted, opened = 1, (hunk, index)
             elif wanted == 1 and text == b"=======":
                 wanted = 2
-            elif wanted == 2 and text[:7] == b">>>>>>>" and text[7:8] in (b"", b" "):
-                raise ConflictMarkersError("adds the markers of a merge conflict", patch=name, line=line)
+            elif opened and wanted == 2 and text[:7] == b">>>>>>>" and text[7:8] in (b"", b" "):
+                first, at = opened
+                raise ConflictMarkersError(
+                    "adds the markers of a merge conflict", patch=name, line=first.patch_line(at)
+                )

@@ -183,6 +183,8 @@ class _Scanner:
                 raise self.malformed(f"a {whole} file with lines on both sides", start)
         if not (hunks or forward or adds or deletes or renamed or b"old mode " in said):
             raise self.malformed("a file section that changes nothing", start)
+        if not (hunks or forward) and _changes_content(old_id, new_id, deletes=deletes):
+            raise self.malformed("the index line names other content, but the section has none", start)
         change: Change = "add" if adds else "delete" if deletes else "rename" if renamed else "modify"
         return FileDiff(
             path, change, source, start + 1, hunks, old_mode, new_mode, forward, backward, old_id, new_id
@@ -194,6 +196,8 @@ class _Scanner:
         last = -1
         while self.index < len(self.lines):
             line = self.lines[self.index]
+            if line.endswith(b"\r") and line.startswith(_EXTENDED):
+                raise self.converted(self.index)
             order = next((n for n, key in enumerate(_EXTENDED) if line.startswith(key)), None)
             if order is None:
                 break
@@ -323,11 +327,7 @@ class _Scanner:
         if name == b"/dev/null" or (name.startswith(b"/dev/null ") and b"\t" not in line):
             return None, stamp
         if name.endswith(b"\r") and not line.startswith(b'"', 4):
-            raise self.malformed(
-                "the patch's own header lines end in CRLF",
-                at,
-                hint="it was converted; get it again byte for byte (.gitattributes: *.patch -text)",
-            )
+            raise self.converted(at)
         try:
             return names.stripped(name, self.strip), stamp
         except ValueError as error:
@@ -380,6 +380,13 @@ class _Scanner:
         line = (self.index if at is None else at) + 1
         return MalformedDiffError(message, patch=self.name, line=line, hint=hint)
 
+    def converted(self, at: int) -> DiffError:
+        return self.malformed(
+            "the patch's own header lines end in CRLF",
+            at,
+            hint="it was converted; get it again byte for byte (.gitattributes: *.patch -text)",
+        )
+
     def unsupported(self, message: str, hint: str, at: int | None = None) -> DiffError:
         line = (self.index if at is None else at) + 1
         return UnsupportedDiffError(message, patch=self.name, line=line, hint=hint)
@@ -392,6 +399,22 @@ def _prefix_depth(whole: bytes, bare: bytes) -> int | None:
     return whole[: -len(bare)].count(b"/") if bare and whole.endswith(b"/" + bare) else None
 
 
+def _changes_content(old_id: str | None, new_id: str | None, *, deletes: bool) -> bool:
+    """Whether an index line is about other bytes before and after: no file counts as an empty one. A deletion
+    may lack its body (``--irreversible-delete``); applying it refuses what is not empty.
+    """
+    if old_id is None or new_id is None or deletes:
+        return False
+    size = min(len(old_id), len(new_id))
+    ids = [_blank(one)[:size] for one in (old_id, new_id)]
+    return ids[0] != ids[1]
+
+
+def _blank(blob: str) -> str:
+    """The blob's name; that of the empty blob where there is none."""
+    return binary.blob_id(b"", blob) if not blob.strip("0") else blob
+
+
 def _is_backup(old: str, new: str) -> bool:
     """Whether the names are those of ``diff -u file.orig file``."""
     return any(old == new + suffix or new == old + suffix for suffix in _BACKUP_SUFFIXES)
@@ -399,14 +422,16 @@ def _is_backup(old: str, new: str) -> bool:
 
 def _is_epoch(stamp: bytes) -> bool:
     """Whether ``diff -N`` says with this time stamp that there is no such file: 1970-01-01 in UTC."""
+    if stamp.startswith(b"(nonexistent)"):  # Subversion's word for it
+        return True
     match = _STAMP.match(stamp)
     if match is None:
         return False
     try:
         moment = dt.datetime.strptime(match[1].decode(), "%Y-%m-%d %H:%M:%S").replace(tzinfo=dt.timezone.utc)
-    except ValueError:
+        if match[2] is not None:
+            offset = dt.timedelta(hours=int(match[3]), minutes=int(match[4]))
+            moment += offset if match[2] == b"-" else -offset
+    except (ValueError, OverflowError):
         return False
-    if match[2] is not None:
-        offset = dt.timedelta(hours=int(match[3]), minutes=int(match[4]))
-        moment += offset if match[2] == b"-" else -offset
     return moment.timestamp() == 0

@@ -48,28 +48,41 @@ STATUS_BYTES = 16384  # reserved at start-up, so that a full disk can still say 
 ALIGNMENT = 512
 REMEMBERED_REQUESTS = 4096
 
-# Attributes of SGLang's ServerArgs that make the states wrong, and why. Unknown names read as unset.
+SPLIT_ROWS = "each rank then has some of a prompt's rows only"
+OUTSIDE = "layers then run outside the loop that is dumped"
+COMPILED = "a replayed CUDA graph or compiled code does not run the Python code that dumps"
+
+# Server arguments that make the states wrong: a test of the value, and why. An unknown name is unset.
 REFUSED = {
-    "attn_cp_size": (lambda v: v > 1, "context parallelism splits a prompt's rows over ranks"),
-    "context_parallel_size": (lambda v: v > 1, "context parallelism splits a prompt's rows over ranks"),
+    "attn_cp_size": (lambda v: v > 1, SPLIT_ROWS),
+    "cuda_graph_config": (lambda v: prefill_backend(v) == "tc_piecewise", COMPILED),
+    "dcp_size": (lambda v: v > 1, SPLIT_ROWS),
+    "disable_piecewise_cuda_graph": (lambda v: not v, COMPILED),
     "disaggregation_mode": (lambda v: v == "decode", "a decode server runs no prefill"),
     "dllm_algorithm": (bool, "a diffusion model's prefill is not causal"),
-    "enable_attn_tp_input_scattered": (bool, "rows are scattered over ranks between layers"),
-    "enable_deepep_moe": (bool, "rows are scattered over ranks between layers"),
+    "dwdp_size": (lambda v: v > 1, "rank 0 then sees its own requests only"),
+    "enable_attn_tp_input_scattered": (bool, SPLIT_ROWS),
+    "enable_deepep_moe": (bool, SPLIT_ROWS),
     "enable_dp_attention": (bool, "rank 0 then sees its own requests only"),
+    "enable_dsa_prefill_context_parallel": (bool, SPLIT_ROWS),
+    "enable_layernorm_sp": (bool, SPLIT_ROWS),
     "enable_mixed_chunk": (bool, "decode rows are mixed into prefill batches"),
-    "enable_nsa_prefill_context_parallel": (bool, "context parallelism splits a prompt's rows over ranks"),
-    "enable_dsa_prefill_context_parallel": (bool, "context parallelism splits a prompt's rows over ranks"),
-    "enable_prefill_context_parallel": (bool, "context parallelism splits a prompt's rows over ranks"),
-    "enable_pdmux": (bool, "prefill is split by layers and does not pass the model's forward"),
-    "enable_piecewise_cuda_graph": (bool, "a replayed CUDA graph does not run the Python code that dumps"),
-    "enable_torch_compile": (bool, "compiled code does not run the Python code that dumps"),
-    "enable_two_batch_overlap": (bool, "layers run outside the loop that is dumped"),
-    "moe_a2a_backend": (lambda v: str(v) != "none", "rows are scattered over ranks between layers"),
-    "moe_dense_tp_size": (lambda v: v == 1, "rows are scattered over ranks between layers"),
-    "pp_size": (lambda v: v > 1, "with pipeline parallelism, layers live in other processes"),
-    "speculative_algorithm": (bool, "verification batches are not prefill"),
+    "enable_nsa_prefill_context_parallel": (bool, SPLIT_ROWS),
+    "enable_pdmux": (bool, OUTSIDE),
+    "enable_piecewise_cuda_graph": (bool, COMPILED),
+    "enable_prefill_context_parallel": (bool, SPLIT_ROWS),
+    "enable_prefill_cp": (bool, SPLIT_ROWS),
+    "enable_torch_compile": (bool, COMPILED),
+    "enable_two_batch_overlap": (bool, OUTSIDE),
+    "moe_a2a_backend": (lambda v: str(v) != "none", SPLIT_ROWS),
+    "moe_dense_tp_size": (lambda v: v == 1, SPLIT_ROWS),
+    "pp_size": (lambda v: v > 1, "layers then live in other processes"),
+    "speculative_algorithm": (
+        lambda v: str(v).rpartition(".")[2].upper() != "NONE",
+        "drafts are verified in batches that are not prefill",
+    ),
 }
+ON_GPU_ONLY = {"cuda_graph_config", "disable_piecewise_cuda_graph", "enable_piecewise_cuda_graph"}
 
 
 class DumpRefusedError(RuntimeError):
@@ -88,9 +101,9 @@ def attach(config, model_file):
     """
     if not FOLDER:
         return None
-    arguments = server_arguments()
+    arguments = Arguments.of_caller()
     refuse_wrong_states(arguments)
-    from sglang.srt.distributed import get_tensor_model_parallel_rank
+    from sglang.srt.distributed.parallel_state import get_tensor_model_parallel_rank
 
     layers = wanted_layers(config.num_hidden_layers)
     if get_tensor_model_parallel_rank() != 0:
@@ -100,25 +113,49 @@ def attach(config, model_file):
     return dump
 
 
-def server_arguments():
-    """The ServerArgs of the model runner that builds the model: it is on the stack in every release."""
-    frame = sys._getframe()
-    while frame is not None:
-        arguments = getattr(frame.f_locals.get("self"), "server_args", None)
-        if hasattr(arguments, "model_path") and hasattr(arguments, "tp_size"):
-            return arguments
-        frame = frame.f_back
-    raise DumpRefusedError("hs_dump: cannot find the server's arguments; is this SGLang's model runner?")
+class Arguments:
+    """The server's arguments as SGLang decided them, None where a release does not know the name."""
+
+    def __init__(self, given):
+        self.given = given
+        self.decided = {}  # from 0.5.15 the record keeps what was asked for, and this beside it
+        for _source, declared in getattr(given, "_resolved_overrides", None) or ():
+            self.decided.update(declared)
+
+    @classmethod
+    def of_caller(cls):
+        """Those of the model runner that builds the model: it is on the stack in every release."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            given = getattr(frame.f_locals.get("self"), "server_args", None)
+            if hasattr(given, "model_path") and hasattr(given, "tp_size"):
+                return cls(given)
+            frame = frame.f_back
+        raise DumpRefusedError("hs_dump: cannot find the server's arguments; is this a model runner?")
+
+    def __getattr__(self, name):
+        return self.decided[name] if name in self.decided else getattr(self.given, name, None)
+
+    @property
+    def on_gpu(self):
+        return not str(self.device).startswith("cpu")
 
 
 def refuse_wrong_states(arguments):
     for name, (is_wrong, reason) in REFUSED.items():
-        value = getattr(arguments, name, None)
-        if value is not None and is_wrong(value):
+        value = getattr(arguments, name)
+        if value is None or (name in ON_GPU_ONLY and not arguments.on_gpu):
+            continue
+        if is_wrong(value):
             raise DumpRefusedError(
                 f"hs_dump: refused with {name}={value}: {reason}; start the server without it, "
                 "or unset SGLANG_HS_DUMP_DIR"
             )
+
+
+def prefill_backend(config):
+    """How prefill is made a CUDA graph, as text: from 0.5.14 a config says it for each phase."""
+    return str(getattr(getattr(config, "prefill", None), "backend", None)).rpartition(".")[2].lower()
 
 
 def wanted_layers(count):
@@ -172,7 +209,7 @@ def residual_stream(hidden_states, residual, forward_batch):
     if hasattr(residual, "snapshot"):
         return residual.snapshot(hidden_states, forward_batch)
     if getattr(hidden_states, "_sglang_needs_allreduce_fusion", False):
-        from sglang.srt.distributed import tensor_model_parallel_all_reduce
+        from sglang.srt.distributed.communication_op import tensor_model_parallel_all_reduce
 
         hidden_states = tensor_model_parallel_all_reduce(hidden_states.clone())
     return hidden_states.clone() if residual is None else hidden_states + residual
@@ -207,7 +244,7 @@ class Dump:
         writers = setting("SGLANG_HS_DUMP_WRITERS", 6, 1)
         self.stall_seconds = setting("SGLANG_HS_DUMP_STALL_S", 120.0, 0.0)
         size = int(setting("SGLANG_HS_DUMP_BUFFER_GB", 4.0, 0.001) * 2**30)
-        self.on_gpu = str(getattr(arguments, "device", "cuda")).startswith("cuda")
+        self.on_gpu = arguments.on_gpu
         # Several servers, on several hosts, may share the folder: a process id alone is not unique.
         self.record_prefix = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
         self.common = {
@@ -262,10 +299,8 @@ class Dump:
         if self.failure is not None or self.stopping:
             return
         if self.on_gpu and torch.cuda.is_current_stream_capturing():
-            raise DumpRefusedError(
-                "hs_dump: this server captures prefill as a CUDA graph, whose replay dumps nothing; "
-                "start it without, or unset SGLANG_HS_DUMP_DIR"
-            )
+            self.refuse_capture()
+            return
         try:
             if k == self.layers[0]:
                 self.batch = Batch(self, total, forward_batch)
@@ -279,6 +314,13 @@ class Dump:
         except Exception as error:  # noqa: BLE001 (whatever it is, the server goes on)
             self.batch = None
             self.fail(error)
+
+    def refuse_capture(self):
+        """At start-up this ends the server; a graph captured later is no reason for that."""
+        reason = f"prefill is captured as a CUDA graph: {COMPILED}"
+        if not self.pieces:
+            raise DumpRefusedError(f"hs_dump: {reason}; start the server with --disable-prefill-cuda-graph")
+        self.fail(DumpFailedError(reason))
 
     def next_name(self):
         self.pieces += 1
@@ -433,7 +475,7 @@ class Batch:
             raise DumpFailedError("a prefill runs as two overlapped batches")
         if total.shape != (self.rows, dump.hidden_size) or ids.shape[0] != self.rows:
             raise DumpFailedError(
-                f"a prefill of {self.rows} tokens came as states {tuple(total.shape)}, {ids.shape[0]} token ids"
+                f"a prefill of {self.rows} tokens has states {tuple(total.shape)}, {ids.shape[0]} token ids"
             )
         self.state_bytes = self.rows * dump.hidden_size * self.dtype.itemsize
         self.pieces = []
@@ -647,7 +689,8 @@ class Buffer:
         self.allocate(size)
 
     def allocate(self, size):
-        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+        # The model is built under a default device, the GPU.
+        self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
         self.array = self.memory.numpy()
         self.free = [(0, size)]
         self.size = size

@@ -36,7 +36,5 @@ MODELS = (
     Model("hsdump-llama", "Llama", (("llama", "LlamaModel"),)),
     Model("hsdump-qwen2", "Qwen2", (("qwen2", "Qwen2Model"),)),
     Model("hsdump-qwen3", "Qwen3", (("qwen3", "Qwen3Model"), ("qwen2", "Qwen2Model"))),
-    Model(
-        "hsdump-qwen3-moe", "Qwen3 MoE", (("qwen3_moe", "Qwen3MoeModel"), ("qwen2_moe", "Qwen2MoeModel"))
-    ),
+    Model("hsdump-qwen3-moe", "Qwen3 MoE", (("qwen3_moe", "Qwen3MoeModel"), ("qwen2_moe", "Qwen2MoeModel"))),
 )

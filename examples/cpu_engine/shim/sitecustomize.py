@@ -16,7 +16,17 @@ import sys
 import types
 
 STAND_INS = frozenset(
-    {"cuda", "cutlass", "sgl_kernel", "soundfile", "torchao", "torchvision", "triton", "vllm"}
+    {
+        "cuda",
+        "cutlass",
+        "intel_extension_for_pytorch",
+        "sgl_kernel",
+        "soundfile",
+        "torchao",
+        "torchvision",
+        "triton",
+        "vllm",
+    }
 )
 # SGLang asks for these two to learn whether vLLM is there at all: it is not.
 ABSENT = ("vllm.logger", "vllm.distributed")
@@ -94,6 +104,8 @@ class StandInLoader(importlib.abc.Loader):
         module = StandInModule(spec.name)
         module.__path__ = []
         module.__version__ = "3.5.0"
+        if spec.name == "intel_extension_for_pytorch":  # up to 0.4.8 sums over CPU ranks go through it
+            module.distributed = importlib.import_module("torch.distributed")
         if spec.name == "triton":  # plain arithmetic that runs on the host
             module.cdiv = lambda a, b: -(-a // b)
             module.next_power_of_2 = lambda n: 1 << max(n - 1, 0).bit_length()
@@ -224,6 +236,26 @@ def normalise_in_place(module):
         return result
 
     module.RMSNorm.forward_native = forward_native
+    if DEFER_ALL_REDUCE:
+        module.RMSNorm.forward_with_allreduce_fusion = sum_then_normalise
+
+
+def sum_then_normalise(self, x, residual=None, *args, **kwargs):
+    """What the fused kernel of a Hopper GPU does in one step."""
+    communication = sys.modules["sglang.srt.distributed.communication_op"]
+    return self.forward(communication.tensor_model_parallel_all_reduce(x), residual, *args, **kwargs)
+
+
+def gather_without_custom_operator(module):
+    """Up to 0.4.6 the operator behind this is registered for CUDA alone; the method it calls is not."""
+    group = module.GroupCoordinator
+    group.all_gather_into_tensor = getattr(group, "_all_gather_into_tensor", group.all_gather_into_tensor)
+
+
+def defer_all_reduce(module):
+    """Leave a layer's last sum over the ranks to the next layer, as SGLang does with fused kernels."""
+    if DEFER_ALL_REDUCE:
+        module.apply_flashinfer_allreduce_fusion = lambda batch_size: batch_size > 0
 
 
 def answer_for_amx(module):
@@ -245,9 +277,13 @@ def claim_torchvision(module):
     module._is_package_available = claim
 
 
+DEFER_ALL_REDUCE = bool(os.environ.get("CPU_ENGINE_DEFER_ALL_REDUCE"))
+
 ADJUSTMENTS = {
     "torch": answer_for_amx,
     "transformers.utils.import_utils": claim_torchvision,
+    "sglang.srt.distributed.parallel_state": gather_without_custom_operator,
+    "sglang.srt.layers.communicator": defer_all_reduce,
     "sglang.srt.layers.layernorm": normalise_in_place,
     "sglang.srt.layers.moe.fused_moe_triton.layer": run_experts_in_python,
     "sglang.srt.model_executor.model_runner": allow_latent_attention,

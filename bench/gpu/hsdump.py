@@ -1,0 +1,356 @@
+"""What hsdump costs a real SGLang server on a GPU, and whether its states are right there.
+
+Run by ``hsdump.sh``, in the environment that it made, from the checkout's root. Prints as it goes: whatever
+ends it, what was measured is on the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bench.gpu.load import drive
+from examples.cpu_engine import tiny_model
+from examples.cpu_engine.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SITE = Path(sysconfig.get_path("purelib"))
+DUMP_MODULE = SITE / "sglang" / "srt" / "hs_dump.py"
+MEMORY = Path("/dev/shm/hsdump-bench")
+WORK = Path(tempfile.gettempdir()) / "hsdump-bench"  # models, and the dump to a disk
+LENGTH, CONCURRENCY = 2048, 16
+START_SECONDS = 200.0
+BYTES_PER_TOKEN = 4 * 7168 * 2
+
+
+class GpuServer(Server):
+    arguments: ClassVar[tuple[str, ...]] = (
+        "--skip-tokenizer-init",
+        "--skip-server-warmup",
+        "--attention-backend=triton",
+        "--sampling-backend=pytorch",
+        "--grammar-backend=none",
+        "--disable-radix-cache",
+        "--mem-fraction-static=0.7",
+        "--max-running-requests=64",
+        "--cuda-graph-backend-decode=disabled",  # capturing takes 72 s, and prefill needs none
+        "--host=127.0.0.1",
+    )
+    environment: ClassVar[dict[str, str]] = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class Bench:
+    def __init__(self, out: Path, deadline: float) -> None:
+        self.out = out
+        self.deadline = deadline
+        self.rates: dict[str, float] = {}
+
+    # -- building blocks -----------------------------------------------------------------------
+
+    def serve(self, name: str, model: Path, *args: str, **env: str) -> GpuServer:
+        print(f"-- {name}: starting, {self.left():.0f} s left", flush=True)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return GpuServer(
+            Path(sys.executable),
+            model,
+            self.out / f"{name}.log",
+            args=args,
+            env={"PATH": path, **env},
+            start_seconds=min(START_SECONDS, max(self.left(), 1.0)),
+        )
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def measure(self, name: str, server: Server, seconds: float) -> float:
+        drive(server.url, seconds=4, length=LENGTH, concurrency=CONCURRENCY)  # warm
+        seconds = min(seconds, max(self.left() - 15, 5))
+        rate, windows = drive(server.url, seconds=seconds, length=LENGTH, concurrency=CONCURRENCY)
+        each = " ".join(f"{window:,.0f}" for window in windows)
+        print(f"{name}: {rate:,.0f} tok/s over {seconds:.0f} s; each 10 s: {each}", flush=True)
+        self.rates[name] = rate
+        return rate
+
+    def dummy_weights(self) -> Path:
+        """A dense model of Kimi-K2.5's widths, 8 layers; its weights are made by the server."""
+        shape = tiny_model.Shape(
+            layers=8,
+            dense_layers=8,
+            hidden=7168,
+            heads=64,
+            vocab=32768,
+            q_rank=1536,
+            kv_rank=512,
+            nope=128,
+            rope=64,
+            value=128,
+            context=8192,
+            yarn=False,
+        )
+        folder = fresh(WORK / "wide-model")
+        config = {**tiny_model.config(shape), "intermediate_size": 18432}
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+        return folder
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def correct(self) -> None:
+        """States of real random weights, in bf16, against Transformers in fp32."""
+        shape = tiny_model.Shape(
+            dense_layers=4, hidden=1024, heads=16, kv_rank=512, nope=128, rope=64, value=128, yarn=False
+        )
+        model = fresh(WORK / "random-model")
+        tiny_model.write(model, shape)
+        prompts = [[2 + (i * 7919 + i * i) % 509 for i in range(n)] for n in (100, 2000, 37)]
+        folder = fresh(MEMORY / "correct")
+        env = {"SGLANG_HS_DUMP_DIR": str(folder), "SGLANG_HS_DUMP_LAYERS": "0,1,2,3,4"}
+        with patched(), self.serve("correct", model, **env) as server:
+            for ids in prompts[:2]:
+                server.generate(ids)
+            server.generate([*prompts])
+            wait_for(lambda: rows(folder) >= 2 * sum(map(len, prompts)) - len(prompts[2]), 60)
+        task = {"model": str(model), "folder": str(folder), "prompts": prompts}
+        done = subprocess.run(
+            [sys.executable, "tests/engine/reference.py"],
+            input=json.dumps(task),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=max(self.left(), 10),
+        )
+        for ids, chains in zip(prompts, json.loads(done.stdout.splitlines()[-1]), strict=True):
+            for chain in chains:
+                pairs = [
+                    f"R({k}) {chain['errors'][k]:.1e} ({chain['next_best'][k]:.1e})" for k in chain["errors"]
+                ]
+                print(f"correct: {len(ids)} tokens: error (nearest wrong state): {', '.join(pairs)}")
+            assert chains, "a prompt has no records"
+        worst = max(
+            error / chain["next_best"][k]
+            for chains in json.loads(done.stdout.splitlines()[-1])
+            for chain in chains
+            for k, error in chain["errors"].items()
+        )
+        print(f"correct: the worst error is {worst:.3f} of the way to a wrong state", flush=True)
+        assert worst < 0.25
+
+    def disk(self) -> None:
+        """Dump to a file system on a disk, with fsync, beside what the disk itself writes."""
+        folder = fresh(WORK / "disk")
+        bandwidth = disk_bandwidth(folder)
+        print(f"disk: dd with fsync writes {bandwidth / 1e9:.2f} GB/s", flush=True)
+        env = {"SGLANG_HS_DUMP_DIR": str(folder), "SGLANG_HS_DUMP_FSYNC": "file"}
+        with (
+            patched(),
+            self.serve("disk", self.dummy_weights(), "--load-format=dummy", **env) as server,
+            reading(folder),
+            memory_of(server, "disk"),
+        ):
+            rate = self.measure("disk", server, 60)
+        print(
+            f"disk: {rate * BYTES_PER_TOKEN / 1e9:.2f} GB/s of states, "
+            f"{rate * BYTES_PER_TOKEN / bandwidth:.2f} of dd; status {status(folder)}",
+            flush=True,
+        )
+
+    def ratios(self) -> None:
+        """The same load: unpatched, the patch inactive and active, and the two ways in use today."""
+        model, dummy = self.dummy_weights(), "--load-format=dummy"
+        with self.serve("unpatched", model, dummy) as server:
+            self.measure("unpatched", server, 30)
+        folder = fresh(MEMORY / "active")
+        with patched():
+            with self.serve("inactive", model, dummy) as server:
+                self.measure("inactive", server, 30)
+            with (
+                self.serve("active", model, dummy, SGLANG_HS_DUMP_DIR=str(folder)) as server,
+                reading(folder),
+                memory_of(server, "active"),
+            ):
+                self.measure("active", server, 65)
+            print(f"active: status {status(folder)}", flush=True)
+            folder = fresh(MEMORY / "naive")
+            with (
+                naive_module(),
+                self.serve("naive", model, dummy, SGLANG_HS_DUMP_DIR=str(folder)) as server,
+                reading(folder),
+            ):
+                self.measure("naive", server, 15)
+        self.print_ratios()
+        built_in = [dummy, "--enable-return-hidden-states"]
+        with self.serve("return_hidden_states", model, *built_in) as server:
+            rate, _ = drive(
+                server.url, seconds=60, length=LENGTH, concurrency=4, count=8, return_hidden_states=True
+            )
+            print(f"return_hidden_states: {rate:,.0f} tok/s over 8 prompts", flush=True)
+            self.rates["return_hidden_states"] = rate
+        self.print_ratios()
+
+    def print_ratios(self) -> None:
+        base = self.rates["unpatched"]
+        for name, rate in self.rates.items():
+            print(f"ratio {name:22s} {rate:10,.0f} tok/s  {rate / base:.4f} of unpatched", flush=True)
+
+
+# -- the tree ------------------------------------------------------------------------------------
+
+
+def patchkit(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "patchkit", "--root", str(SITE), "--patches", "patches", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """The tree with hsdump, put back with proof at the end."""
+    done = patchkit("apply", "hsdump")
+    print(done.stdout + done.stderr, end="", flush=True)
+    done.check_returncode()
+    try:
+        yield
+    finally:
+        wait_for(lambda: patchkit("restore", "--dry-run").returncode == 0, 90)
+        done = patchkit("restore")
+        print(done.stdout + done.stderr, end="", flush=True)
+
+
+@contextmanager
+def naive_module() -> Iterator[None]:
+    """The patched tree with the naive dump in the place of hsdump's module."""
+    kept = DUMP_MODULE.read_bytes()
+    DUMP_MODULE.write_bytes(Path("bench/gpu/naive_dump.py").read_bytes())
+    try:
+        yield
+    finally:
+        DUMP_MODULE.write_bytes(kept)
+
+
+# -- what happens beside the server ---------------------------------------------------------------
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """A process that takes and deletes records all the while."""
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "bench.gpu.reader", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield
+    finally:
+        output, _ = reader.communicate("stop\n", timeout=120)
+        print(f"reader: {output.strip()}", flush=True)
+
+
+@contextmanager
+def memory_of(server: Server, name: str) -> Iterator[None]:
+    """The resident memory of the server's processes, sampled each second."""
+    samples: list[int] = []
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(1.0):
+            samples.append(resident_bytes(server.pid))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        sampler.join()
+        third = max(len(samples) // 3, 1)
+        early, late = max(samples[:third]), max(samples[-third:])
+        print(f"{name}: resident memory {early / 1e9:.2f} GB early, {late / 1e9:.2f} GB late", flush=True)
+
+
+def resident_bytes(group: int) -> int:
+    total = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                if os.getpgid(int(entry)) == group:
+                    with open(f"/proc/{entry}/statm", encoding="ascii") as statm:
+                        total += int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            except OSError:
+                continue
+    return total
+
+
+def disk_bandwidth(folder: Path) -> float:
+    """Bytes a second of one large sequential write that ends on the disk."""
+    path, block, count = folder / "dd", bytes(16 << 20), 256
+    began = time.perf_counter()
+    with path.open("wb", buffering=0) as out:
+        for _ in range(count):
+            out.write(block)
+        os.fsync(out.fileno())
+    took = time.perf_counter() - began
+    path.unlink()
+    return len(block) * count / took
+
+
+def status(folder: Path) -> dict[str, Any]:
+    (path,) = (folder / "status").glob("*.json")
+    report: dict[str, Any] = json.loads(path.read_text())
+    return {key: report[key] for key in ("state", "error", "written", "unfinished_count")}
+
+
+def rows(folder: Path) -> int:
+    return sum(json.loads(path.read_text())["tokens"] for path in folder.glob("*.json"))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.5)
+
+
+def fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="+", choices=["correct", "disk", "ratios"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=float, required=True)
+    parser.add_argument("--began", type=float, required=True)
+    options = parser.parse_args()
+    bench = Bench(options.out, time.monotonic() + options.limit - (time.time() - options.began))
+    failed = 0
+    for part in options.parts:
+        try:
+            if bench.left() < 90:
+                print(f"== {part}: left out, {bench.left():.0f} s are not enough", flush=True)
+                continue
+            print(f"== {part}", flush=True)
+            getattr(bench, part)()
+        except Exception as error:  # noqa: BLE001 (the other parts still count)
+            print(f"== {part} FAILED: {type(error).__name__}: {error}", flush=True)
+            failed = 1
+    for folder in (MEMORY, WORK):
+        shutil.rmtree(folder, ignore_errors=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

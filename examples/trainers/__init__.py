@@ -1,0 +1,1 @@
+"""Environments that hold one trainer release each, for machines without an accelerator."""

@@ -1,0 +1,267 @@
+"""extract: from a file of conversations to a data set, the engine patched only while it must be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from patchkit.commands.data import dataset_result, final_norm, finished, one_thread_each, write_provenance
+from patchkit.errors import USAGE, PatchkitError
+from patchkit.hidden_states.dataset import PROVENANCE, Growing
+from patchkit.hidden_states.dump import Spool, file_sha256
+from patchkit.hidden_states.errors import DatasetError, ModelError
+from patchkit.hidden_states.extraction import Extraction
+from patchkit.hidden_states.formats import FORMATS
+from patchkit.hidden_states.model import ModelConfig
+from patchkit.hidden_states.pack import Packer, begin, usable_cores
+from patchkit.hidden_states.progress import Progress
+from patchkit.hidden_states.server import PATCHES, Launched, SessionError, healthy
+from patchkit.hidden_states.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from patchkit.report import Result
+    from patchkit.workspace import Workspace
+
+# Servers that somebody else started dump where the patches' own default says.
+DEFAULT_SPOOL = "/dev/shm/hsdump"  # noqa: S108 (the patches' own default)
+
+
+class LayersError(PatchkitError):
+    code = "bad-layers"
+    exit_code = USAGE
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"--layers: {reason}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; ``spool_limit`` in bytes, ``start_timeout`` in seconds."""
+
+    model: str
+    data: str
+    out: str
+    format_name: str
+    layers: tuple[int, ...]
+    samples: int | None
+    max_length: int | None
+    concurrency: int
+    workers: int | None
+    urls: tuple[str, ...]
+    spool: str | None
+    spool_limit: int
+    server_args: tuple[str, ...]
+    patches: tuple[str, ...]
+    resume: bool
+    skip_bad: bool
+    trust_remote_code: bool
+    start_timeout: float
+    stall: float
+    quiet: bool
+
+    def spool_folder(self) -> str:
+        if self.spool is not None:
+            return os.path.abspath(self.spool)
+        if self.urls:
+            return DEFAULT_SPOOL
+        own = hashlib.sha256(os.fsencode(os.path.realpath(self.out))).hexdigest()[:12]
+        return f"/dev/shm/patchkit-{own}"  # noqa: S108 (memory, made for this data set alone, mode 700)
+
+
+def extract(workspace: Workspace, request: Request) -> Result:
+    """Extract, pack and finish the data set; the tree is as it was when this returns or raises."""
+    one_thread_each()
+    config = ModelConfig.read(request.model)
+    layers = _layers(request.layers, config)
+    norm = final_norm(request.model, required=FORMATS[request.format_name].normed)
+    if done := finished(request.out, resume=request.resume):
+        return done
+    patches = () if request.urls else request.patches or (_patch_for(request.model),)
+    _require_servers(request.urls)
+    growing = _growing(request, config, layers)
+    spool = Spool(request.spool_folder())
+    launched = None if request.urls else _launched(workspace, request, patches, layers, spool.folder)
+    began, before = time.time(), len(growing.plan) - len(growing.missing)
+    progress = Progress("extract", len(growing.plan), before, quiet=request.quiet)
+    extraction = Extraction(
+        Packer(growing, norm, delete=True),
+        spool,
+        request.urls or (launched.url if launched else "",),
+        state_bytes=len(layers) * config.hidden_size * 2,
+        spool_limit=request.spool_limit,
+        concurrency=request.concurrency,
+        workers=request.workers or usable_cores(),
+        progress=progress,
+        alive=launched.require_alive if launched else lambda: None,
+        stall_seconds=request.stall,
+    )
+    outcome = "failed"
+    try:
+        with progress, _sigterm_interrupts():
+            _drive(extraction, launched, request.start_timeout)
+        if launched is not None:
+            _require_restored(workspace, patches, launched)
+        record = growing.finish()
+        outcome = "finished"
+    finally:
+        write_provenance(
+            request.out,
+            "extract",
+            began,
+            progress,
+            {
+                "outcome": outcome,
+                "arguments": sys.argv[1:],
+                "servers": list(extraction.urls),
+                "errors": [str(error) for error in extraction.errors],
+                "spool": {"folder": spool.folder, "limit": request.spool_limit, "reserved": extraction.peak},
+            },
+        )
+        if launched is not None and outcome == "finished":
+            shutil.rmtree(spool.folder, ignore_errors=True)
+    return dataset_result(request.out, record)
+
+
+def _drive(extraction: Extraction, launched: Launched | None, start_timeout: float) -> None:
+    extraction.drain()
+    if not extraction.growing.missing:
+        return
+    if launched is None:
+        extraction.run()
+        return
+    extraction.spool.clear()
+    code: int | None = None
+    try:
+        launched.start(start_timeout)
+        extraction.run()
+    finally:
+        code = launched.stop()
+    if code == SessionError.exit_code:
+        raise SessionError(code, launched.log)
+
+
+def _growing(request: Request, config: ModelConfig, layers: tuple[int, ...]) -> Growing:
+    if request.resume and Growing.exists(request.out):
+        growing = Growing(request.out)
+        wanted = {"format": request.format_name, "layers": list(layers)}
+        for name, value in wanted.items():
+            if growing.settings.get(name) != value:
+                raise DatasetError(
+                    request.out,
+                    f"was begun with {name} {growing.settings.get(name)}, not {value}",
+                    "resume with the same options, or name a new folder",
+                )
+        if not os.path.isdir(request.data):
+            now = {os.path.basename(request.data): file_sha256(request.data)}
+            if growing.settings["input"]["files"] != now:
+                raise DatasetError(
+                    request.out, f"was begun with another {request.data}", "resume with the same input"
+                )
+        return growing
+    source = Source(
+        request.data,
+        model=request.model,
+        vocab_size=config.vocab_size,
+        context=config.max_length,
+        max_length=request.max_length,
+        samples=request.samples,
+        trust_remote_code=request.trust_remote_code,
+    )
+    return begin(
+        request.out,
+        request.format_name,
+        source,
+        skip_bad=request.skip_bad,
+        verifier=os.path.abspath(request.model),
+        layers=list(layers),
+    )
+
+
+def _layers(wanted: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+    layers = tuple(sorted(set(wanted))) or config.default_layers()
+    wrong = [k for k in layers if not 0 <= k <= config.layers]
+    if wrong:
+        raise LayersError(f"there is no R({wrong[0]}) in a model of {config.layers} layers")
+    if len(layers) < 2 or layers[-1] != config.layers:
+        raise LayersError(f"a trainer needs R({config.layers}), the last state, and at least one before it")
+    return layers
+
+
+def _patch_for(model: str) -> str:
+    with open(os.path.join(model, "config.json"), "rb") as file:
+        architectures = json.loads(file.read()).get("architectures") or []
+    for name in architectures:
+        if name in PATCHES:
+            return PATCHES[name]
+    raise ModelError(
+        model,
+        f"no built-in patch dumps {', '.join(map(str, architectures)) or 'an unnamed architecture'}",
+        "name a patch of your own with --patch",
+    )
+
+
+def _require_servers(urls: Sequence[str]) -> None:
+    for url in urls:
+        if not healthy(url):
+            from patchkit.hidden_states.errors import ServerError
+
+            raise ServerError(f"no healthy server answers at {url}", "start it patched, and wait for /health")
+
+
+def _launched(
+    workspace: Workspace, request: Request, patches: Sequence[str], layers: Sequence[int], spool: str
+) -> Launched:
+    python = workspace.environment.python
+    if python is None:
+        raise ModelError(request.model, "a plain folder has no interpreter", "use --python, or --url")
+    own = ["--python", os.path.abspath(python)]
+    for folder in workspace.patches:
+        own += ["--patches", os.path.abspath(folder)]
+    folder = os.path.join(os.path.abspath(request.out), PROVENANCE)
+    return Launched(
+        python=python,
+        model=os.path.abspath(request.model),
+        patches=patches,
+        environment={
+            "SGLANG_HS_DUMP_DIR": spool,
+            "SGLANG_HS_DUMP_LAYERS": ",".join(map(str, layers)),
+        },
+        arguments=request.server_args,
+        own=own,
+        log=os.path.join(folder, "server.log"),
+    )
+
+
+def _require_restored(workspace: Workspace, patches: Sequence[str], launched: Launched) -> None:
+    """The promise, proven: none of our patches is applied and the tree equals its witness."""
+    from patchkit.commands.check import judge
+    from patchkit.state import State
+
+    for target in workspace.targets():
+        applied = {one.patch for one in State.load(target.root).stack}
+        verdict = judge(target, workspace.catalog, expect=applied)
+        if applied & set(patches) or not verdict.clean:
+            raise SessionError(SessionError.exit_code, launched.log)
+
+
+class _sigterm_interrupts:  # noqa: N801 (reads as a statement)
+    """SIGTERM ends a run as ^C does: in order, with the server stopped and the tree restored."""
+
+    def __enter__(self) -> None:
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        self.before = signal.signal(signal.SIGTERM, interrupt)
+
+    def __exit__(self, *raised: object) -> None:
+        signal.signal(signal.SIGTERM, self.before)

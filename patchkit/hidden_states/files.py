@@ -1,0 +1,46 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def durable(path: str, *, sync: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write that gets its name when the block ends well, on the disk before that with ``sync``."""
+    folder, name = os.path.split(path)
+    fresh = os.path.join(folder, f".{name}.tmp")
+    try:
+        with open(fresh, "wb") as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        try:
+            os.unlink(fresh)
+        except FileNotFoundError:
+            pass
+        raise
+    if sync:
+        sync_folder(folder or ".")
+
+
+def sync_folder(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: str, value: Any) -> None:
+    with durable(path) as file:
+        file.write(json.dumps(value, indent=2, sort_keys=True).encode("ascii") + b"\n")

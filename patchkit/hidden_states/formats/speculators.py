@@ -1,0 +1,115 @@
+"""The format of ``speculators`` 0.5 to 0.9: an Arrow data set and one safetensors file for each row."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from typing import IO, TYPE_CHECKING, Any
+
+from patchkit.hidden_states.errors import BadSampleError, need
+from patchkit.hidden_states.files import durable, write_json
+from patchkit.hidden_states.plan import COLUMNS, Plan
+from patchkit.hidden_states.sample import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ARROW = "data-00000-of-00001.arrow"
+BLOCK_BYTES = 4 << 20
+
+
+class Speculators:
+    """``token_ids`` int64 [T] and ``hidden_states`` bf16 [T, states, H] in ``hidden_states/hs_<row>``.
+
+    The file is written by hand, because the states of a token lie together in it but not in the dump:
+    they are interleaved block by block into one buffer, with no second copy of the sample in memory.
+    """
+
+    name = "speculators"
+    normed = False
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+
+    def path(self, row: int) -> str:
+        return f"hidden_states/hs_{row}.safetensors"
+
+    def size(self, tokens: int, states: int, hidden: int) -> int:
+        return tokens * (states * hidden * 2 + 8)
+
+    def write(self, file: IO[bytes], sample: Sample) -> None:
+        numpy = need("numpy")
+        tokens, count, hidden = sample.tokens, len(sample.states), sample.hidden_size
+        ids_end, states_size = tokens * 8, tokens * count * hidden * 2
+        header = json.dumps(
+            {
+                "hidden_states": {
+                    "dtype": "BF16",
+                    "shape": [tokens, count, hidden],
+                    "data_offsets": [ids_end, ids_end + states_size],
+                },
+                "token_ids": {"dtype": "I64", "shape": [tokens], "data_offsets": [0, ids_end]},
+            },
+            separators=(",", ":"),
+        ).encode("ascii")
+        header += b" " * (-len(header) % 8)
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.write(numpy.ascontiguousarray(sample.input_ids, dtype="<i8").tobytes())
+        for block in self._blocks(sample, tokens, count, hidden):
+            file.write(block)
+
+    def _blocks(self, sample: Sample, tokens: int, count: int, hidden: int) -> Iterator[Any]:
+        torch = need("torch")
+        rows = max(1, min(tokens, BLOCK_BYTES // (count * hidden * 2)))
+        buffer = getattr(self.local, "buffer", None)
+        if buffer is None or buffer.shape != (rows, count, hidden):
+            buffer = self.local.buffer = torch.empty(rows, count, hidden, dtype=torch.bfloat16)
+        raw = buffer.view(torch.uint8).numpy()
+        for start in range(0, tokens, rows):
+            filled = min(rows, tokens - start)
+            torch.stack(
+                [state[start : start + filled] for state in sample.states], dim=1, out=buffer[:filled]
+            )
+            yield raw[:filled].data
+
+    def read(self, path: str, layers: tuple[int, ...], tokens: Any) -> Sample:
+        safetensors = need("safetensors")
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                ids, states = file.get_tensor("token_ids"), file.get_tensor("hidden_states")
+        except FileNotFoundError:
+            raise BadSampleError(path, "missing", "no such file") from None
+        except Exception as error:  # noqa: BLE001 (the library has errors of its own)
+            raise BadSampleError(path, "unreadable", str(error)) from None
+        if states.dim() != 3 or states.shape[1] != len(layers):
+            raise BadSampleError(
+                path, "shape", f"hidden_states is {list(states.shape)}, not [T, {len(layers)}, H]"
+            )
+        mask = None if tokens is None else tokens[1]
+        return Sample(ids, mask, list(states.unbind(1)), layers)
+
+    def tokens(self, folder: str) -> Plan | None:
+        return Plan(os.path.join(folder, ARROW))
+
+    def finish(self, folder: str, plan: Plan) -> None:
+        """Write what ``Dataset.save_to_disk`` would, without its random fingerprint."""
+        with durable(os.path.join(folder, ARROW)) as file:
+            plan.copy_to(file, COLUMNS)
+        write_json(
+            os.path.join(folder, "dataset_info.json"),
+            {"citation": "", "description": "", "features": None, "homepage": "", "license": ""},
+        )
+        write_json(
+            os.path.join(folder, "state.json"),
+            {
+                "_data_files": [{"filename": ARROW}],
+                "_fingerprint": plan.digest()[:16],
+                "_format_columns": list(COLUMNS),
+                "_format_kwargs": {},
+                "_format_type": "torch",
+                "_output_all_columns": False,
+                "_split": None,
+            },
+        )

@@ -1,0 +1,58 @@
+"""The older format of ``speculators`` (0.3, 0.4; ``--legacy-data`` to 0.7): one ``.pt`` a sample."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import IO, TYPE_CHECKING, Any
+
+from patchkit.hidden_states.errors import BadSampleError, need
+from patchkit.hidden_states.files import durable
+from patchkit.hidden_states.formats.torch_file import load, save
+from patchkit.hidden_states.sample import Sample
+
+if TYPE_CHECKING:
+    from patchkit.hidden_states.plan import Plan
+
+
+class SpeculatorsV1:
+    """``data_<row>.pt``: ``input_ids``, ``loss_mask`` and a list of states, the last before the norm.
+
+    Its reader takes every file of the tree whose name ends in "pt", so nothing else may.
+    """
+
+    name = "speculators-v1"
+    normed = False
+
+    def path(self, row: int) -> str:
+        return f"data_{row}.pt"
+
+    def size(self, tokens: int, states: int, hidden: int) -> int:
+        return tokens * (states * hidden * 2 + 16)
+
+    def write(self, file: IO[bytes], sample: Sample) -> None:
+        values = {
+            "input_ids": sample.input_ids,
+            "loss_mask": sample.loss_mask,
+            "hidden_states": sample.states,
+        }
+        save(values, file)
+
+    def read(self, path: str, layers: tuple[int, ...], tokens: Any) -> Sample:  # noqa: ARG002
+        loaded = load(path, ("input_ids", "loss_mask", "hidden_states"))
+        states = loaded["hidden_states"]
+        if not isinstance(states, list) or any(state.dim() != 2 for state in states):
+            raise BadSampleError(path, "shape", "hidden_states is no list of [T, H]")
+        return Sample(loaded["input_ids"], loaded["loss_mask"], states, layers)
+
+    def tokens(self, folder: str) -> Plan | None:  # noqa: ARG002
+        return None
+
+    def finish(self, folder: str, plan: Plan) -> None:
+        need("torch")
+        with durable(os.path.join(folder, "sample_lengths.json")) as file:
+            file.write(b"{")
+            for row in range(len(plan)):
+                separator = b", " if row else b""
+                file.write(separator + json.dumps(str(row)).encode() + b": " + str(plan.length(row)).encode())
+            file.write(b"}\n")

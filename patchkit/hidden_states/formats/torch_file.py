@@ -1,0 +1,37 @@
+"""``torch.save`` files whose bytes depend on their content alone."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+from patchkit.hidden_states.errors import BadSampleError, need
+
+
+def save(values: dict[str, Any], file: IO[bytes]) -> None:
+    """Save to an open file: given a path, torch would put the file's own name into it."""
+    torch = need("torch")
+    # A view would be saved with all of the memory that it looks into.
+    torch.save({key: _own(value) for key, value in values.items()}, file)
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_own(one) for one in value]
+    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    return value if whole and value.is_contiguous() else value.clone()
+
+
+def load(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The dict in the file, mapped, not read. Raises BadSampleError when it lacks one of ``keys``."""
+    torch = need("torch")
+    try:
+        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except FileNotFoundError:
+        raise BadSampleError(path, "missing", "no such file") from None
+    except Exception as error:  # noqa: BLE001 (unpickling raises anything)
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise BadSampleError(path, "unreadable", reason[0]) from None
+    missing = [key for key in keys if not isinstance(loaded, dict) or key not in loaded]
+    if missing:
+        raise BadSampleError(path, "unreadable", f"has no {', '.join(missing)}")
+    return dict(loaded)

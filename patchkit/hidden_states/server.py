@@ -1,0 +1,164 @@
+"""The engine's server in a session of its own: patched while it runs, restored when it ends.
+
+The session is the command ``patchkit run``, so that it stops, waits and restores by itself when this
+process dies: it gets SIGTERM then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from patchkit.errors import AFTER_COMMAND, PatchkitError
+from patchkit.hidden_states.errors import ServerError, need
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PR_SET_PDEATHSIG = 1
+# The patch that serves an architecture.
+PATCHES = {
+    "DeepseekV2ForCausalLM": "hsdump",
+    "DeepseekV3ForCausalLM": "hsdump",
+    "DeepseekV32ForCausalLM": "hsdump",
+    "KimiK25ForConditionalGeneration": "hsdump",
+    "LlamaForCausalLM": "hsdump-llama",
+    "Qwen2ForCausalLM": "hsdump-qwen2",
+    "Qwen3ForCausalLM": "hsdump-qwen3",
+    "Qwen3MoeForCausalLM": "hsdump-qwen3-moe",
+}
+
+
+class SessionError(PatchkitError):
+    """The session around the server failed after the server had ended: the tree may not be restored."""
+
+    code = "session-failed"
+    exit_code = AFTER_COMMAND
+
+    def __init__(self, code: int, log: str) -> None:
+        super().__init__(
+            f"the session around the server ended with {code}: {last_line(log)}",
+            path=log,
+            hint="patchkit status says how the tree is",
+        )
+
+
+def free_port() -> int:
+    """A port below the ephemeral range that is free now."""
+    for port in range(30000 + os.getpid() % 1000, 32700):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ServerError("no port between 30000 and 32700 is free")
+
+
+@dataclass
+class Launched:
+    """``patchkit run PATCH... -- python -m sglang.launch_server …``, with its output in ``log``.
+
+    ``own`` are patchkit's global options (the environment and the patches meant).
+    """
+
+    python: str
+    model: str
+    patches: Sequence[str]
+    environment: Mapping[str, str]
+    arguments: Sequence[str]
+    own: Sequence[str]
+    log: str
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def command(self) -> list[str]:
+        session = [sys.executable, "-m", "patchkit", *self.own, "run", *self.patches]
+        session += ["--record", os.path.dirname(self.log)]
+        for name, value in self.environment.items():
+            session += ["--env", f"{name}={value}"]
+        server = [self.python, "-m", "sglang.launch_server", f"--model-path={self.model}"]
+        server += ["--host=127.0.0.1", f"--port={self.port}", "--disable-radix-cache", *self.arguments]
+        return [*session, "--", *server]
+
+    def start(self, timeout: float) -> None:
+        """Start it and wait until it is healthy. Raises ServerError; then nothing is left running."""
+        os.makedirs(os.path.dirname(self.log), exist_ok=True)
+        libc = ctypes.CDLL(None)
+
+        def die_with_parent() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 (no threads run yet)
+            )
+        try:
+            self._wait_until_healthy(timeout)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_healthy(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self.require_alive()
+            if healthy(self.url):
+                return
+            time.sleep(0.5)
+        raise ServerError(
+            f"the server was not healthy after {timeout:g} s; the log is {self.log}", "raise --start-timeout"
+        )
+
+    def require_alive(self) -> None:
+        """Raises ServerError when the session has ended."""
+        if self.process is not None and self.process.poll() is not None:
+            raise ServerError(
+                f"the server's session ended with {self.process.returncode}: {last_line(self.log)}",
+                f"see {self.log}",
+            )
+
+    def stop(self) -> int:
+        """Ask the session to end, and wait until it has restored the tree; returns its exit code."""
+        if self.process is None:
+            return 0
+        process, self.process = self.process, None
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        return process.wait()
+
+
+def healthy(url: str) -> bool:
+    httpx = need("httpx")
+    try:
+        return bool(httpx.get(f"{url}/health", timeout=5).status_code == 200)
+    except httpx.HTTPError:
+        return False
+
+
+def last_line(path: str) -> str:
+    """The last line of a log that says anything."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return "it wrote no log"
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")

@@ -1,0 +1,198 @@
+"""The processes of a session: the command, its descendants, and those that left them to hide.
+
+The kernel gives an orphan to the nearest ancestor that asked for it (``PR_SET_CHILD_SUBREAPER``), so that a
+daemon which forks twice and starts its own session is still found below us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from patchkit.guard import procfs
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+MARKER = "PATCHKIT_SESSION"  # ids of the sessions that a process runs in, outermost first, ':' between them
+_SUBREAPER_SET, _SUBREAPER_GET = 36, 37  # prctl: PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
+_POLL_S = 0.05
+_UNKILLABLE_S = 30.0  # a process in the kernel (a dead disk, a driver) does not end before that ends
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, told from a later one with the same pid by its start (clock ticks since boot)."""
+
+    pid: int
+    started: int
+    parent: int = field(compare=False)
+    group: int = field(compare=False)
+    session: int = field(compare=False)
+    state: str = field(compare=False)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in "ZXx"
+
+    def title(self) -> str:
+        known = procfs.stat(self.pid)
+        return procfs.title(procfs.arguments(self.pid), known.command if known else "?")
+
+
+def table() -> dict[int, Process]:
+    """Every process that can be seen, by pid."""
+    found = {}
+    for pid in procfs.pids():
+        process = look(pid)
+        if process is not None:
+            found[pid] = process
+    return found
+
+
+def look(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold any byte.
+    fields = text.rpartition(b")")[2].split()
+    return Process(
+        pid, int(fields[19]), int(fields[1]), int(fields[2]), int(fields[3]), fields[0].decode("ascii")
+    )
+
+
+def become_subreaper(on: bool = True) -> bool:
+    """Be given the orphans among our descendants; returns whether we were before."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int(0)
+    libc.prctl(_SUBREAPER_GET, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(_SUBREAPER_SET, int(on), 0, 0, 0)
+    return bool(before.value)
+
+
+def marked(session: str) -> list[Process]:
+    """Living processes whose environment says that they run in ``session``, as far as it can be read."""
+    found = []
+    for pid, process in table().items():
+        if process.ended or pid == os.getpid():
+            continue
+        if session in procfs.environment(pid).get(MARKER, "").split(":"):
+            found.append(process)
+    return found
+
+
+class Family:
+    """Keeps track of a session's processes below this one.
+
+    ``exclusive``: every child of this process is the session's (the command line). Otherwise the program has
+    children of its own, and a child is the session's only if it was started for it, was seen below one that
+    was, shares a process group or session with one, or carries the session's mark.
+    """
+
+    def __init__(self, session: str, *, exclusive: bool) -> None:
+        self.session = session
+        self.exclusive = exclusive
+        self.known: set[Process] = set()
+        self._started: dict[int, subprocess.Popen[Any]] = {}
+        self._strangers = {process for process in table().values() if process.parent == os.getpid()}
+
+    def add(self, child: subprocess.Popen[Any]) -> None:
+        self._started[child.pid] = child
+        process = look(child.pid)
+        if process is not None:
+            self.known.add(process)
+
+    def members(self) -> list[Process]:
+        """Living and dead (not reaped) members, parents before children."""
+        processes = table()
+        children: dict[int, list[Process]] = {}
+        for process in processes.values():
+            children.setdefault(process.parent, []).append(process)
+        groups = {known.group for known in self.known} | {known.session for known in self.known}
+        groups -= {os.getpgrp(), os.getsid(0)}
+        pending = [one for one in children.get(os.getpid(), ()) if self._is_ours(one, groups)]
+        found = []
+        while pending:
+            process = pending.pop(0)
+            found.append(process)
+            pending += children.get(process.pid, ())
+        self.known.update(found)
+        return found
+
+    def _is_ours(self, child: Process, groups: set[int]) -> bool:
+        if child in self._strangers:
+            return False
+        if self.exclusive or child in self.known or child.group in groups or child.session in groups:
+            return True
+        return self.session in procfs.environment(child.pid).get(MARKER, "").split(":")
+
+    def reap(self) -> None:
+        """Collect dead members that are our children; one that was started here keeps its exit code."""
+        for process in self.members():
+            if not process.ended or process.parent != os.getpid():
+                continue
+            child = self._started.get(process.pid)
+            if child is None or child.poll() is None:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
+
+    def living(self) -> list[Process]:
+        return [process for process in self.members() if not process.ended]
+
+
+@dataclass
+class Ending:
+    """How the rest of a family was ended: how many were there, were killed, and could not be."""
+
+    found: int = 0
+    killed: int = 0
+    left: list[Process] = field(default_factory=list)
+
+
+def end(family: Family, grace_s: float, say: Callable[[str], None], tick: Callable[[], None]) -> Ending:
+    """SIGTERM to every member, SIGKILL after ``grace_s``; returns when none is left, or cannot be ended.
+
+    ``tick`` is called some times a second.
+    """
+    done = Ending()
+    told: set[Process] = set()
+    killed: set[Process] = set()
+    begun = time.monotonic()
+    while True:
+        family.reap()
+        living = family.living()
+        if not living:
+            break
+        late = time.monotonic() - begun
+        if late > grace_s + _UNKILLABLE_S:
+            done.left = living
+            break
+        for process in living:
+            if process not in told:
+                told.add(process)
+                send(process, signal.SIGTERM)
+                send(process, signal.SIGCONT)  # a stopped process does not hear the first
+            if late >= grace_s:
+                if process not in killed:
+                    say(f"killing process {process.pid} ({process.title()})")
+                killed.add(process)
+                send(process, signal.SIGKILL)
+        tick()
+        time.sleep(_POLL_S)
+    done.found, done.killed = len(told), len(killed)
+    return done
+
+
+def send(process: Process, number: int) -> None:
+    """Signal ``process``, unless its pid has passed to another one."""
+    if look(process.pid) == process:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, number)

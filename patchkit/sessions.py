@@ -1,0 +1,431 @@
+"""A session: apply, run commands under a lease, end them, restore, verify, write it down.
+
+``patchkit.session("hsdump")`` is ``patchkit run`` for programs::
+
+    with patchkit.session("hsdump", python="venv/bin/python") as session:
+        done = session.run(["python", "extract.py"])
+
+The module is not called ``session``, because importing it would then hide that function.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from patchkit import lease, processes, provenance
+from patchkit.abandonment import finish
+from patchkit.commands import change
+from patchkit.commands.check import Verdict, judge
+from patchkit.commands.holding import LOCK_WAIT_S, Holding
+from patchkit.errors import PatchkitError
+from patchkit.lock import tree_lock
+from patchkit.provenance import Record, TreeState
+from patchkit.session_errors import (
+    AfterCommandError,
+    NotCleanAtStartError,
+    NothingToRunOnError,
+    SessionInterruptedError,
+    sentence,
+)
+from patchkit.state import State
+from patchkit.supervisor import Supervisor
+from patchkit.tenancy import Tenancy
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from patchkit.catalog import Patch
+    from patchkit.lease import Lease
+    from patchkit.processes import Ending
+    from patchkit.target import Target
+    from patchkit.workspace import Workspace
+
+GRACE_S = 30.0
+_SETTLE_S = 15.0  # for what others started to let go of the tree, and for a driver to free its memory
+
+
+class Session:
+    """One session on the patches ``names``, or on the pristine tree.
+
+    Enter it to apply and to lease, leave it to end what runs, restore, verify and write the record; ``close``
+    raises AfterCommandError where that fails. ``holding`` says how long to wait for holders and other
+    sessions; ``say`` gets sentences for a person while things happen.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        names: Sequence[str] = (),
+        *,
+        clean: bool = False,
+        env: Mapping[str, str] | None = None,
+        grace_s: float = GRACE_S,
+        keep: bool = False,
+        outputs: Sequence[str] = (),
+        record_dir: str | None = None,
+        holding: Holding | None = None,
+        exclusive: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if bool(names) == clean:
+            raise NothingToRunOnError(
+                "--clean runs on the pristine tree and takes no patch" if clean else "no patch is named"
+            )
+        self.id = lease.new_session()
+        self.workspace = workspace
+        self.patches: list[Patch] = workspace.catalog.expand(names) if names else []
+        self.targets: list[Target] = (
+            [workspace.target_of(self.patches)] if self.patches else workspace.targets()
+        )
+        self.keep = keep
+        self.grace_s = grace_s
+        self.say = say
+        self.holding = replace(
+            holding or Holding(), session=self.id, lock_wait_s=LOCK_WAIT_S, say=self._say_or_stop
+        )
+        self.env_set = {key: value for patch in self.patches for key, value in patch.env.items()}
+        self.env_set.update(env or {})
+        inside = os.environ.get(processes.MARKER)
+        self.env_set[processes.MARKER] = f"{inside}:{self.id}" if inside else self.id
+        self.record_dir = os.path.abspath(record_dir or ".")
+        self.record = Record(
+            self.id, env_set=self.env_set, outputs=[provenance.check_output(path) for path in outputs]
+        )
+        self.record_path: str | None = None
+        self.ending: Ending | None = None
+        self.shared_with: list[Lease] = []
+        self.kept = False
+        self.verdicts: list[Verdict] = []
+        self._exclusive = exclusive
+        self._tenancy = Tenancy(
+            self.id, [patch.name for patch in self.patches], lease.command_line(), self.holding
+        )
+        self._supervisor: Supervisor | None = None
+        self._before: list[Verdict] = []
+        self._pids: set[int] = set()
+
+    # -- entering -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def open(self) -> None:
+        """Guard, apply, lease. Raises without a trace left in the tree."""
+        if not os.access(self.record_dir, os.W_OK | os.X_OK):
+            raise OSError(13, "cannot write the record there", self.record_dir)
+        self._supervisor = Supervisor(
+            self.id,
+            grace_s=self.grace_s,
+            exclusive=self._exclusive,
+            raising=not self._exclusive,
+            say=self.say,
+            tick=self._tenancy.beat,
+            on_stop=self._tenancy.stop,
+        )
+        try:
+            for target in self.targets:
+                for abandoned in lease.abandoned(target.root):
+                    if abandoned.distribution == target.distribution:
+                        self.say(finish(self.workspace, abandoned, self.holding))
+                self._tenancy.claim(target)
+            self._prepare()
+            self._answer("getting ready")
+        except BaseException:
+            self._undo()
+            raise
+
+    def _prepare(self) -> None:
+        for target in self.targets:
+            applied = {one.patch for one in State.load(target.root).stack}
+            verdict = judge(target, self.workspace.catalog, expect=applied if self.patches else frozenset())
+            if not self.patches and not verdict.clean:
+                raise NotCleanAtStartError(verdict)
+            self._before.append(verdict)
+            self.record.trees.append(TreeState(target, provenance.tree_digest(target)))
+        self.record.machine = provenance.machine()
+        if self.patches:
+            change.apply(self.workspace, [patch.name for patch in self.patches], holding=self.holding)
+            stack = State.load(self.targets[0].root).stack
+            names = {patch.name for patch in self.patches}
+            self.record.patches = [one.manifest for one in stack if one.patch in names]
+            self.record.trees[0].during = provenance.tree_digest(self.targets[0])
+
+    def _undo(self) -> None:
+        """The command was never started: put back what was done, and go."""
+        if self._supervisor is not None:
+            self._supervisor.quiet()
+            self._supervisor.answered = len(self._supervisor.received)
+        try:
+            if self._tenancy.claims and self.patches:
+                self._restore()
+            self._tenancy.release()
+        except (PatchkitError, OSError) as error:
+            self.say(f"{sentence(error)}; 'patchkit recover' finishes it")
+            self._tenancy.abandon()
+        finally:
+            self._leave()
+
+    # -- while it is open ---------------------------------------------------------------------------
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a command: this process's, the patches' ``[env]``, what was asked for."""
+        return {**os.environ, **self.env_set, **(more or {})}
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> int:
+        """Run ``command`` and return its exit code, 128+n if signal n ended it.
+
+        Signals that reach this process meanwhile are passed on to it, and end it when the grace is over.
+        Raises CommandNotFoundError, CommandNotStartedError.
+        """
+        child = self.start(
+            command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, foreground=True
+        )
+        code = self._running().wait(child)
+        self.record.exit_code = code
+        self.record.ended = time.time()
+        if not self._exclusive:
+            self._answer(None)
+        return code
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        foreground: bool = False,
+    ) -> subprocess.Popen[bytes]:
+        """Start ``command``, a server say, and return at once; it is ended with the session at the latest."""
+        supervisor = self._running()
+        command = [os.fspath(part) for part in command]
+        if not self.record.command:
+            self.record.begun = time.time()
+        self.record.command.append(list(command))
+        if env:
+            self.record.env_set = {**self.record.env_set, **env}
+        child = supervisor.start(
+            command,
+            env=self.environment(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            foreground=foreground,
+        )
+        self._pids.add(child.pid)
+        return child
+
+    def stop(self) -> Ending:
+        """End everything that the session started and keep it open."""
+        supervisor = self._running()
+        ending = supervisor.end()
+        self._pids |= {process.pid for process in supervisor.family.known}
+        return ending
+
+    @property
+    def signals(self) -> list[int]:
+        """Signals so far that end the session."""
+        return self._running().received if self._supervisor else self.record.signals
+
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise NothingToRunOnError("the session is not open")
+        return self._supervisor
+
+    def _say_or_stop(self, text: str) -> None:
+        """Called while something is waited for: the moment to see that a signal came."""
+        self._tenancy.beat()
+        self._answer("waiting")
+        self.say(text)
+
+    def _answer(self, doing: str | None) -> None:
+        """Raise for a signal that came and was not answered yet."""
+        supervisor = self._supervisor
+        if supervisor is None or len(supervisor.received) <= supervisor.answered:
+            return
+        received = supervisor.received
+        supervisor.answered = len(received)
+        if doing is not None:
+            raise SessionInterruptedError(received[-1], doing)
+        raise KeyboardInterrupt if received[-1] == signal.SIGINT else SystemExit(128 + received[-1])
+
+    # -- leaving ------------------------------------------------------------------------------------
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(good=kind is None)
+
+    def close(self, *, good: bool = True) -> None:
+        """End, restore, verify, write. ``good``: the run is a success, so that ``keep`` counts.
+
+        Raises AfterCommandError; the tree is then marked as an abandoned session.
+        """
+        if self._supervisor is None:
+            return
+        supervisor = self._supervisor
+        supervisor.quiet()
+        try:
+            self.ending = self.stop()
+            self.record.ended = self.record.ended or time.time()
+            supervisor.answered = len(supervisor.received)
+            self.record.signals = list(supervisor.received)
+            failure = self._finish(keep=self.keep and good)
+        finally:
+            self._leave()
+        # Hashing outputs may take long; the tree is safe by now, and signals do what they always do.
+        failure = self._write_record() or failure
+        if failure is not None:
+            raise failure
+
+    def _finish(self, *, keep: bool) -> AfterCommandError | None:
+        """Put the tree back and prove it; returns what went wrong."""
+        what = "the tree could not be verified"
+        try:
+            self._await_gpus()
+            if self.patches and keep:
+                self.kept = True
+            elif self.patches:
+                what = f"{' '.join(patch.name for patch in self.patches)} could not be restored"
+                self._restore()
+            what = "the tree could not be verified"
+            self._verify()
+            self._tenancy.release()
+        except (PatchkitError, OSError) as error:
+            self._tenancy.abandon()
+            self.record.restored = False
+            self.record.statement = what
+            hint = (
+                "the patch is still applied; 'patchkit recover' finishes the session"
+                if self.patches
+                else None
+            )
+            return AfterCommandError(what, error, path=self.targets[0].root, hint=hint)
+        bad = [verdict for verdict in self.verdicts if _worse(verdict, self._before)]
+        if bad:
+            return AfterCommandError(
+                f"{bad[0].target.label} is not as it was before the command",
+                NotCleanAtStartError(bad[0]),
+                path=bad[0].target.root,
+                hint=None,
+            )
+        return None
+
+    def _await_gpus(self) -> None:
+        """Wait until the drivers have freed what our processes held."""
+        from patchkit.guard import accelerators
+
+        deadline = time.monotonic() + _SETTLE_S
+        while self._pids & set(accelerators.listed().by_pid) and time.monotonic() < deadline:
+            self._say_or_stop("waiting for the GPUs to be released")
+            time.sleep(0.5)
+
+    def _restore(self) -> None:
+        self.shared_with = self._tenancy.restore(self.workspace, self.targets[0], _SETTLE_S)
+        self.record.restored = not self.shared_with
+
+    def _verify(self) -> None:
+        for target, tree in zip(self.targets, self.record.trees, strict=True):
+            # Under the lock, for a session that shares the patches may come at any moment.
+            with tree_lock(target.root, LOCK_WAIT_S):
+                still = {one.patch for one in State.load(target.root).stack}
+                expect = still if self.patches else frozenset()
+                verdict = judge(target, self.workspace.catalog, expect=expect)
+                tree.after = provenance.tree_digest(target)
+            self.verdicts.append(verdict)
+            tree.clean, tree.witness = verdict.clean, verdict.testimony.witness
+        self.record.statement = self.statement()
+
+    def statement(self) -> str:
+        """One sentence about what was run on what."""
+        labels = ", ".join(target.label for target in self.targets)
+        if not self.patches:
+            good = all(verdict.clean for verdict in self.verdicts)
+            return f"this run used pristine {labels}" if good else f"{labels} changed during this run"
+        names = ", ".join(patch.name for patch in self.patches)
+        end = "kept" if self.kept else "in use by another session" if self.shared_with else "restored"
+        return f"this run used {labels} with {names}, {end} afterwards"
+
+    def _write_record(self) -> AfterCommandError | None:
+        try:
+            self.record_path = self.record.write(self.record_dir)
+        except OSError as error:
+            return AfterCommandError(
+                "the record could not be written", error, path=self.record_dir, hint=None
+            )
+        return None
+
+    def _leave(self) -> None:
+        if self._supervisor is not None:
+            self.record.signals = list(self._supervisor.received)
+            self._supervisor.close()
+            self._supervisor = None
+
+
+def _worse(verdict: Verdict, before: Sequence[Verdict]) -> bool:
+    """Whether something is wrong with the tree that was not before the session."""
+    known = {(one.path, one.kind) for earlier in before for one in earlier.offenders}
+    said = {text for earlier in before for text in earlier.complaints}
+    return any((one.path, one.kind) not in known for one in verdict.offenders) or any(
+        text not in said for text in verdict.complaints
+    )
+
+
+def session(
+    *names: str,
+    python: str | None = None,
+    root: str | None = None,
+    patches: Sequence[str] = (),
+    clean: bool = False,
+    env: Mapping[str, str] | None = None,
+    grace: float = GRACE_S,
+    keep: bool = False,
+    outputs: Sequence[str] = (),
+    record_dir: str | None = None,
+    wait: float = 0.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Session:
+    """A session on the named patches, or with ``clean`` on the pristine tree; use it in a ``with`` statement.
+
+    ``python``, ``root`` and ``patches`` (folders) choose the tree and the patches as the options of the same
+    name do. ``grace`` and ``wait`` are in seconds. ``outputs`` are files and folders whose sha256 go into the
+    record, which is written to ``record_dir`` (by default the working directory).
+
+    Inside, SIGTERM and SIGHUP raise SystemExit, so that the ``with`` statement is left and the tree restored.
+    Raises what ``patchkit run`` refuses for: a ``PatchkitError`` with its exit code.
+    """
+    from patchkit.workspace import Workspace
+
+    return Session(
+        Workspace(python=python, root=root, patches=tuple(patches)),
+        names,
+        clean=clean,
+        env=env,
+        grace_s=grace,
+        keep=keep,
+        outputs=outputs,
+        record_dir=record_dir,
+        holding=Holding(wait_s=wait),
+        say=say,
+    )

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from examples.cpu_engine import tiny_model, venv
+from tests.engine.harness import Engine, patchkit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# One of each era by default; all ten that were tried with PATCHKIT_TEST_RELEASES=all, or a list of names.
+DEFAULT = ("0.4.6.post5", "0.5.9", "0.5.23")
+ALL = ("0.4.6.post5", "0.4.10", "0.5.2", "0.5.4", "0.5.6", "0.5.8", "0.5.9", "0.5.15", "0.5.19", "0.5.23")
+OLD_ROPE = ("0.4.6",)  # these do not know yarn for this model
+
+
+def releases() -> tuple[str, ...]:
+    wanted = os.environ.get("PATCHKIT_TEST_RELEASES", "")
+    return ALL if wanted == "all" else tuple(wanted.split(",")) if wanted else DEFAULT
+
+
+def build(release: str) -> Engine:
+    python = venv.ensure(release)
+    shape = tiny_model.Shape(yarn=not release.startswith(OLD_ROPE))
+    return Engine(release, python, tiny_model.ensure(python, venv.cache_root(), shape))
+
+
+@pytest.fixture(scope="session", params=releases())
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each release in turn."""
+    return build(request.param)
+
+
+@pytest.fixture(scope="session")
+def patched(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root of its own, with hsdump applied. Shared: do not write to it."""
+    root = engine.copy_tree(tmp_path_factory.mktemp("patched") / "root")
+    patchkit("--root", root, "apply", "hsdump")
+    return root
+
+
+@pytest.fixture(scope="session")
+def engine_0_5_9() -> Engine:
+    return build("0.5.9")
+
+
+@pytest.fixture(scope="session")
+def pristine_0_5_9(engine_0_5_9: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root of its own, as the wheel has it. Shared: do not write to it."""
+    return engine_0_5_9.copy_tree(tmp_path_factory.mktemp("pristine") / "root")

@@ -1,0 +1,142 @@
+"""The dumped states are the model's: each against Hugging Face Transformers on the same weights."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from examples.cpu_engine.server import PLAIN
+from tests.engine.harness import (
+    ALL_STATES,
+    FLOAT32,
+    Engine,
+    compare,
+    mismatches,
+    prompt,
+    status,
+    wait_for_rows,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+
+def test_states_of_single_batched_long_and_concurrent_prompts_agree(
+    engine: Engine, patched: Path, tmp_path: Path
+) -> None:
+    single, batch, long = prompt(100), [prompt(n, seed=n) for n in (7, 64, 33)], prompt(2000, seed=9)
+    clients = [prompt(40 + 11 * i, seed=100 + i) for i in range(10)]
+    prompts = [single, *batch, long, *clients]
+    folder = tmp_path / "dump"
+    with engine.server(
+        patched,
+        tmp_path / "server.log",
+        *PLAIN,
+        FLOAT32,
+        SGLANG_HS_DUMP_DIR=str(folder),
+        SGLANG_HS_DUMP_LAYERS=ALL_STATES,
+    ) as server:
+        server.generate(single, max_new_tokens=4)
+        server.generate(batch, max_new_tokens=4)
+        server.generate(long)
+        with ThreadPoolExecutor(len(clients)) as pool:
+            list(pool.map(server.generate, clients))
+        entries = wait_for_rows(folder, sum(map(len, prompts)))
+    assert {entry["release"] for entry in entries} == {engine.release}
+    assert {tuple(entry["layers"]) for entry in entries} == {(0, 1, 2, 3, 4)}
+    report = compare(engine, folder, prompts)
+    assert [len(chains) for chains in report] == [1] * len(prompts)
+    assert mismatches(report) == []
+
+
+def test_chunks_of_a_prompt_join_to_its_states(engine: Engine, patched: Path, tmp_path: Path) -> None:
+    prompts = [prompt(length, seed=length) for length in (100, 300, 64, 130, 129, 200)]
+    folder = tmp_path / "dump"
+    with engine.server(
+        patched,
+        tmp_path / "server.log",
+        "--disable-radix-cache",
+        "--chunked-prefill-size=64",
+        FLOAT32,
+        SGLANG_HS_DUMP_DIR=str(folder),
+        SGLANG_HS_DUMP_LAYERS=ALL_STATES,
+    ) as server:
+        server.generate(prompts[0])
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            list(pool.map(server.generate, prompts[1:]))
+        entries = wait_for_rows(folder, sum(map(len, prompts)))
+    assert max(entry["tokens"] for entry in entries) == 64
+    assert {entry["missing_rows"] for entry in entries} == {0}
+    report = compare(engine, folder, prompts)
+    assert [len(chains) for chains in report] == [1] * len(prompts)
+    assert len(report[0][0]["names"]) == 2
+    assert mismatches(report) == []
+
+
+def test_a_radix_hit_is_recorded_as_missing_rows(engine: Engine, patched: Path, tmp_path: Path) -> None:
+    shared = prompt(100)
+    longer = [*shared, *prompt(50, seed=5)]
+    folder = tmp_path / "dump"
+    with engine.server(
+        patched,
+        tmp_path / "server.log",
+        "--chunked-prefill-size=-1",
+        FLOAT32,
+        SGLANG_HS_DUMP_DIR=str(folder),
+        SGLANG_HS_DUMP_LAYERS=ALL_STATES,
+    ) as server:
+        server.generate(shared)
+        server.generate(shared)
+        server.generate(prompt(30, seed=8))
+        server.generate(longer)
+        entries = wait_for_rows(folder, 100 + 1 + 30 + 50)
+    assert [(e["tokens"], e["prefix_length"], e["missing_rows"]) for e in entries] == [
+        (100, 0, 0),
+        (1, 99, 99),
+        (30, 0, 0),
+        (50, 100, 100),
+    ]
+    report = compare(engine, folder, [shared, longer])
+    assert [[chain["missing"] for chain in chains] for chains in report] == [[0, 99], [100]]
+    assert mismatches(report) == []
+
+
+def test_both_ranks_of_tensor_parallelism_give_one_dump(
+    engine: Engine, patched: Path, tmp_path: Path
+) -> None:
+    prompts = [prompt(100), prompt(37, seed=3)]
+    folder = tmp_path / "dump"
+    with engine.server(
+        patched,
+        tmp_path / "server.log",
+        *PLAIN,
+        FLOAT32,
+        "--tp=2",
+        SGLANG_HS_DUMP_DIR=str(folder),
+        SGLANG_HS_DUMP_LAYERS=ALL_STATES,
+        SGLANG_CPU_OMP_THREADS_BIND="0|1",
+    ) as server:
+        server.generate(prompts)
+        entries = wait_for_rows(folder, sum(map(len, prompts)))
+    assert {entry["tp_size"] for entry in entries} == {2}
+    report = compare(engine, folder, prompts)
+    assert [len(chains) for chains in report] == [1, 1]
+    assert mismatches(report) == []
+
+
+def test_the_default_layers_are_written_in_the_models_dtype(
+    engine: Engine, patched: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "dump"
+    with engine.server(patched, tmp_path / "server.log", *PLAIN, SGLANG_HS_DUMP_DIR=str(folder)) as server:
+        server.generate(prompt(20))
+        (entry,) = wait_for_rows(folder, 20)
+    assert entry["layers"] == [2, 3, 4]  # R(3), R(n//2+1), R(n-2) and R(n) for n = 4
+    assert entry["dtypes"] == ["bfloat16"] * 3
+    assert entry["shapes"] == [[20, 128]] * 3
+    assert status(folder)["state"] == "stopped"
+    assert status(folder)["unfinished_count"] == 0

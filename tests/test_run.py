@@ -1,0 +1,303 @@
+"""patchkit run through the real command line: what it refuses, shares, keeps, returns and writes down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import DEMO, P1, files, patched, snapshot, write_patch
+
+SERVE = str(Path(__file__).with_name("serve.py"))
+SAY = "import demopkg.core as c, os; print(c.answer(), os.environ.get('HS'), os.environ.get('MORE'))"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Records go to the working directory."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def before(venv):
+    return snapshot(venv.site)
+
+
+@pytest.fixture
+def run(kit, venv, before):
+    """``run("p1", command=[...])``; the tree must be pristine after the test."""
+
+    def start(*options, command, code=0, **more):
+        command = [str(venv.python) if part == "python" else str(part) for part in command]
+        args = [sys.executable, "-m", "patchkit", *kit.where, *map(str, options), "--", *command]
+        process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+        if code is None:
+            return process
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
+        return out, err
+
+    yield start
+    assert snapshot(venv.site) == before
+
+
+def _until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _record():
+    (path,) = Path().glob("patchkit-run-*.json")
+    return json.loads(path.read_text()), path
+
+
+def test_the_command_gets_the_patch_and_its_environment_and_stdout_is_its_own(run, patches):
+    write_patch(patches, "p1", DEMO["1.0"], P1, toml='[env]\nHS = "on"\n')
+    out, err = run("run", "p1", "--env", "MORE=a=b", command=["python", "-B", "-c", SAY])
+    assert out == "BBB on a=b\n"
+    assert "restored  p1" in err
+    assert "verified: demopkg 1.0" in err
+
+
+def test_its_exit_code_is_returned(run):
+    run("run", "p1", command=["sh", "-c", "exit 42"], code=42)
+    run("run", "--clean", command=["sh", "-c", "kill -USR1 $$"], code=128 + signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "code", "says"),
+    [
+        (["run", "p1"], ["no-such-command"], 127, "no such command"),
+        (["run", "p1"], ["/"], 126, "Permission denied"),
+        (["run", "p1"], [], 2, "no command to run"),
+        (["run"], ["true"], 2, "no patch is named"),
+        (["run", "--clean", "p1"], ["true"], 2, "takes no patch"),
+        (["run", "p2"], ["true"], 2, "no patch named 'p2'"),
+        (["run", "p1", "--env", "=x"], ["true"], 2, "not NAME=VALUE"),
+        (["run", "p1", "--grace", "soon"], ["true"], 2, "not a duration"),
+        (["run", "p1", "--record", "/nowhere"], ["true"], 6, "/nowhere"),
+        (["run", "p1", "--output", "/nowhere/x"], ["true"], 2, "there is no folder"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(run, options, command, code, says):
+    _, err = run(*options, command=command, code=code)
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_dry_run_says_all_and_touches_nothing(run, venv):
+    out, _ = run("run", "p1", "--dry-run", "--env", "A=b", command=["ls", "-l"])
+    assert "would apply p1" in out
+    assert "would set A=b" in out
+    assert "would run ls -l" in out
+    assert not (venv.site / ".patchkit").exists()
+    assert not list(Path().iterdir())
+
+
+def test_json_is_one_object_and_the_commands_output_goes_aside(run):
+    out, err = run("--json", "run", "p1", command=["sh", "-c", "echo hello; exit 3"], code=3)
+    found = json.loads(out)
+    assert (found["command"], found["ok"], found["data"]["command_exit_code"]) == ("run", False, 3)
+    assert "hello" in err
+
+
+def test_two_sessions_share_a_patch_and_the_last_one_restores(run, venv, kit, tmp_path):
+    first = run("run", "p1", command=["python", "-B", SERVE, tmp_path / "r1"], code=None)
+    second = run("run", "p1", command=["python", "-B", SERVE, tmp_path / "r2"], code=None)
+    _until(lambda: (tmp_path / "r1").exists() and (tmp_path / "r2").exists())
+    first.send_signal(signal.SIGTERM)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 143, err
+    assert "stays for session" in err
+    assert files(venv.site) == patched(DEMO["1.0"], P1, "p1")
+    assert kit.spawn("status").out.count("in use by session") == 1
+    second.send_signal(signal.SIGTERM)
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 143, err
+    assert "restored  p1" in err
+
+
+def test_sessions_that_end_together_restore_once(run, venv, tmp_path):
+    processes = [run("run", "p1", command=["sleep", "2"], code=None) for _ in range(3)]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert sum("restored  p1" in text for text in said) >= 1
+
+
+def test_a_session_on_other_patches_is_refused_or_waits(run, patches, tmp_path):
+    write_patch(patches, "p2", DEMO["1.0"], {"demopkg/util.py": b"other = 1\n"})
+    first = run("run", "p1", command=["python", "-B", SERVE, tmp_path / "r1"], code=None)
+    _until((tmp_path / "r1").exists)
+    _, err = run("run", "p2", command=["true"], code=3)
+    assert "in use by session" in err
+    assert f"process {first.pid}" in err
+    run("run", "--clean", command=["true"], code=3)
+    waiting = run("run", "p2", "--wait", "60s", command=["true"], code=None)
+    assert "waiting" in waiting.stderr.readline()
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=60)
+    _, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, err
+
+
+def test_nested_sessions_share_and_a_nested_other_one_does_not_wait_for_ever(run, kit, patches):
+    write_patch(patches, "p2", DEMO["1.0"], {"demopkg/util.py": b"other = 1\n"})
+    inner = [sys.executable, "-m", "patchkit", *kit.where, "run"]
+    out, err = run("run", "p1", command=[*inner, "p1", "--", "echo", "inside"])
+    assert out == "inside\n"
+    assert "stays for session" in err
+    _, err = run("run", "p1", command=[*inner, "p2", "--wait", "10m", "--", "true"], code=3)
+    assert "this command runs inside that session" in err
+
+
+def test_keep_leaves_the_patch_after_success_only(run, venv, kit):
+    run("run", "p1", "--keep", command=["false"], code=1)
+    assert files(venv.site) == DEMO["1.0"]
+    _, err = run("run", "p1", "--keep", command=["true"])
+    assert "p1 is still applied" in err
+    assert files(venv.site) == patched(DEMO["1.0"], P1, "p1")
+    assert "abandoned" not in kit.spawn("status").out
+    kit.spawn("restore", "--verify")
+
+
+def test_a_clean_run_is_refused_on_a_patched_tree(run, kit):
+    kit.spawn("apply", "p1")
+    _, err = run("run", "--clean", command=["true"], code=1)
+    assert "is not clean" in err
+    kit.spawn("restore")
+
+
+def test_a_clean_run_holds_a_lease_and_says_in_writing_what_it_used(run, kit, tmp_path):
+    process = run("run", "--clean", command=["python", "-B", SERVE, tmp_path / "r"], code=None)
+    _until((tmp_path / "r").exists)
+    assert "in use by session" in kit.spawn("apply", "p1", code=3).err
+    kit.spawn("check")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert "this run used pristine demopkg 1.0" in err
+    record, _ = _record()
+    assert record["predicate"]["statement"] == "this run used pristine demopkg 1.0"
+    (tree,) = record["predicate"]["trees"]
+    assert tree["digest"]["before"] == tree["digest"]["after"]
+
+
+def test_a_tree_that_changes_under_a_clean_run_is_not_called_pristine(run, venv):
+    path = venv.site / "demopkg" / "stray.py"
+    _, err = run("run", "--clean", command=["touch", path], code=125)
+    assert "unexpected demopkg/stray.py" in err
+    record, _ = _record()
+    assert record["predicate"]["statement"] == "demopkg 1.0 changed during this run"
+    path.unlink()
+
+
+def test_a_process_that_uses_the_tree_refuses_the_start(run, venv, tmp_path):
+    with subprocess.Popen([venv.python, "-B", SERVE, tmp_path / "r"]) as stranger:
+        _until((tmp_path / "r").exists)
+        _, err = run("run", "p1", command=["touch", tmp_path / "started"], code=3)
+        assert f"process {stranger.pid}" in err
+        assert not (tmp_path / "started").exists()
+        stranger.kill()
+
+
+def test_the_next_run_finishes_an_abandoned_session(run, tmp_path):
+    process = run("run", "p1", command=["python", "-B", SERVE, tmp_path / "r"], code=None)
+    _until((tmp_path / "r").exists)
+    process.kill()
+    process.communicate(timeout=60)
+    _, err = run("run", "p1", "--wait", "20s", command=["true"])
+    assert "finished abandoned session" in err
+    assert "restored  p1" in err
+
+
+def test_recover_waits_for_the_processes_of_an_abandoned_session(run, kit, tmp_path):
+    process = run("run", "p1", command=["python", "-B", SERVE, tmp_path / "r", "--ignore"], code=None)
+    _until((tmp_path / "r").exists)
+    server = int((tmp_path / "r").read_text().split()[0])
+    process.kill()
+    process.wait(60)
+    assert f"its processes still run: {server} " in kit.spawn("recover", code=3).err
+    waiting = kit.popen("recover", "--wait", "60s")
+    assert "waiting" in waiting.stderr.readline()
+    os.kill(server, signal.SIGKILL)
+    process.communicate(timeout=60)
+    out, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, err
+    assert "restored p1" in out
+
+
+def test_nohup_stays_nohup(run, tmp_path):
+    process = run(
+        *("run", "p1", "--grace", "1s"),
+        command=["python", "-B", SERVE, tmp_path / "r"],
+        code=None,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    _until((tmp_path / "r").exists)
+    server = int((tmp_path / "r").read_text().split()[0])
+    process.send_signal(signal.SIGHUP)
+    os.kill(server, signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    process.communicate()
+
+
+def test_a_summary_that_nobody_reads_does_not_stop_the_restore(run):
+    process = run("run", "p1", command=["sh", "-c", "sleep 2; exit 5"], code=None)
+    process.stderr.close()
+    process.stdout.close()
+    assert process.wait(60) == 5
+
+
+def test_outputs_are_written_down_and_attest_verify_checks_them(run, kit, tmp_path):
+    data = tmp_path / "data"
+    command = ["sh", "-c", f"mkdir -p {data}/deep; echo one > {data}/a; echo two > {data}/deep/b"]
+    run("run", "p1", "--output", data, command=command)
+    record, path = _record()
+    names = {subject["name"] for subject in record["subject"]}
+    assert names == {"demopkg@1.0", "data/a", "data/deep/b"}
+    assert "agrees" in kit.spawn("attest", "verify", path).out
+    # Moved, it must be told where.
+    data.rename(tmp_path / "moved")
+    assert "missing" in kit.spawn("attest", "verify", path, code=1).out
+    kit.spawn("attest", "verify", path, "--output", tmp_path / "moved")
+    (tmp_path / "moved" / "a").write_text("uno\n")
+    (tmp_path / "moved" / "c").write_text("new\n")
+    out = kit.spawn("attest", "verify", path, "--output", tmp_path / "moved", code=1).out
+    assert f"modified {tmp_path}/moved/a" in out
+    assert f"unexpected {tmp_path}/moved/c" in out
+
+
+def test_attest_verify_sees_a_tree_that_changed_since(run, kit):
+    run("run", "p1", command=["true"])
+    _, path = _record()
+    kit.spawn("attest", "verify", path)
+    kit.spawn("apply", "p1")
+    assert "not as it was after the run" in kit.spawn("attest", "verify", path, code=1).out
+    kit.spawn("restore")
+
+
+def test_a_patch_that_was_applied_before_is_restored_too(run, kit):
+    kit.spawn("apply", "p1")
+    run("run", "p1", command=["true"])
+
+
+def test_what_is_wrong_before_is_not_blamed_on_the_run(run, venv):
+    stray = venv.site / "demopkg" / "stray.py"
+    stray.write_text("")
+    _, err = run("run", "p1", command=["true"])
+    assert "unexpected demopkg/stray.py" in err
+    with contextlib.suppress(FileNotFoundError):
+        stray.unlink()

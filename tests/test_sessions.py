@@ -1,0 +1,172 @@
+"""The Python interface: ``with patchkit.session(...)``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import patchkit
+from patchkit import processes
+from patchkit.errors import PatchkitError
+from patchkit.supervisor import CommandNotFoundError
+from tests.support import DEMO, P1, files, patched, snapshot
+
+SERVE = str(Path(__file__).with_name("serve.py"))
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def before(venv):
+    return snapshot(venv.site)
+
+
+@pytest.fixture
+def session(venv, patches, before):
+    """``patchkit.session`` on this test's tree, which must be pristine afterwards."""
+
+    def make(*names, **more):
+        return patchkit.session(*names, python=str(venv.python), patches=[str(patches)], grace=0.5, **more)
+
+    yield make
+    assert snapshot(venv.site) == before
+    assert not (venv.site / ".patchkit" / "leases").exists()
+
+
+def _until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _gone(pid):
+    process = processes.look(pid)
+    return process is None or process.ended
+
+
+def test_importing_patchkit_loads_none_of_it():
+    code = "import sys, patchkit; sys.exit(any(name.startswith('patchkit.') for name in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_session_applies_runs_and_restores(session, venv):
+    with session("p1", env={"MORE": "1"}) as one:
+        assert files(venv.site) == patched(DEMO["1.0"], P1, "p1")
+        code = "import demopkg.core as c, os; assert c.answer() == 'BBB' and os.environ['MORE'] == '1'"
+        assert one.run([venv.python, "-B", "-c", code]) == 0
+        assert one.run(["sh", "-c", "exit 9"]) == 9
+    assert one.record.restored
+    assert one.record_path is not None
+
+
+def test_an_exception_inside_restores_and_is_raised(session):
+    with pytest.raises(ZeroDivisionError), session("p1"):
+        _ = 1 // 0
+
+
+def test_a_server_is_ended_with_the_session(session, venv, tmp_path):
+    ready = tmp_path / "ready"
+    with session("p1") as one:
+        child = one.start([venv.python, "-B", SERVE, ready], stdin=subprocess.DEVNULL)
+        _until(ready.exists)
+        assert child.poll() is None
+    assert _gone(child.pid)
+
+
+def test_a_daemon_is_ended_and_the_programs_own_children_are_not(session, venv, tmp_path):
+    daemon = tmp_path / "daemon"
+    with subprocess.Popen(["sleep", "600"]) as earlier:
+        with session("p1") as one:
+            later = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            code = one.run([venv.python, "-B", SERVE, tmp_path / "r", "--daemon", daemon, "--exit"])
+            assert code == 0
+            _until(daemon.exists)
+        assert _gone(int(daemon.read_text().split()[0]))
+        assert earlier.poll() is None
+        assert later.poll() is None
+        for process in (earlier, later):
+            process.kill()
+            process.wait()
+
+
+def test_signal_handlers_and_orphans_are_given_back(session):
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGTTOU, signal.SIGWINCH]
+    handlers = [signal.getsignal(number) for number in numbers]
+    with session("p1"):
+        assert signal.getsignal(signal.SIGTERM) != handlers[1]
+    assert [signal.getsignal(number) for number in numbers] == handlers
+    assert not processes.become_subreaper(False)
+
+
+def test_an_interrupt_inside_restores_and_is_raised(session):
+    def work():
+        with session("p1"):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_a_termination_while_a_command_runs_ends_it_and_the_program(session):
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as caught, session("p1") as one:
+        one.run(["sleep", "600"])
+    assert caught.value.code == 143
+
+
+def test_it_works_in_a_thread_that_cannot_handle_signals(session, venv):
+    codes = []
+
+    def work():
+        with session("p1") as one:
+            codes.append(one.run([venv.python, "-B", "-c", "raise SystemExit(4)"]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(120)
+    assert codes == [4]
+
+
+def test_refusals_are_typed_errors(session, venv, tmp_path):
+    with pytest.raises(CommandNotFoundError), session("p1") as one:
+        one.run(["no-such-command"])
+    with pytest.raises(PatchkitError) as caught:
+        session("nope")
+    assert caught.value.code == "unknown-patch"
+    with subprocess.Popen([venv.python, "-B", SERVE, tmp_path / "r"]) as stranger:
+        _until((tmp_path / "r").exists)
+        with pytest.raises(PatchkitError) as caught, session("p1"):
+            pass
+        stranger.kill()
+    assert caught.value.exit_code == 3
+
+
+def test_a_program_that_imported_the_patched_module_itself_is_told_so(venv, patches, before, tmp_path):
+    code = (
+        "import sys, patchkit\n"
+        f"with patchkit.session('p1', python={str(venv.python)!r}, patches=[{str(patches)!r}]) as one:\n"
+        f"    sys.path.insert(0, {str(venv.site)!r})\n"
+        "    import demopkg.core\n"
+    )
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=False)
+    assert "this process itself has imported" in done.stderr
+    assert files(venv.site) == patched(DEMO["1.0"], P1, "p1")
+    subprocess.run(
+        [sys.executable, "-m", "patchkit", "--python", venv.python, "--patches", patches, "recover"],
+        check=True,
+    )
+    assert snapshot(venv.site) == before
