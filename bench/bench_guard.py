@@ -17,13 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from patchkit.guard import inspect, layout as layouts
 from patchkit.guard.cpython import Interpreter
 from patchkit.guard.interpreters import Finder
 from patchkit.guard.memory import ProcessMemory, UnreadableError
 from patchkit.guard.procfs import maps, pids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 BODY = '''"""Module {number}."""
 import os, sys, re
@@ -142,8 +145,8 @@ def one_by_one(pid: int) -> int:
 
     def items(address: int) -> Iterator[tuple[int, int]]:
         keys = memory.word(address + 32)
-        start, size, count = reader._keys_shapes(memory.read(keys, 40))[0]
-        yield from reader._live(memory.read(keys + start, size * count), size)
+        start, size, count = reader._keys_shapes(memory.read(keys, 40))[0]  # noqa: SLF001
+        yield from reader._live(memory.read(keys + start, size * count), size)  # noqa: SLF001
 
     reader = Interpreter(memory, symbols)
     state = memory.word(symbols["_PyRuntime"] + layout.head)
@@ -174,9 +177,8 @@ def main() -> None:
         files = ["engine/victim.py"]
         others = set(pids())  # what else runs on this machine is not measured
         with running(root, options.modules, 0, options.processes, load=False):
-            print(
-                f"no candidate among {options.processes} processes: {timed(lambda: inspect(root, files, exclude=others)):.0f} ms"
-            )
+            took = timed(lambda: inspect(root, files, exclude=others))
+            print(f"no candidate among {options.processes} processes: {took:.0f} ms")
         for load, what in ((True, "all have loaded the file"), (False, "none has: memory is searched too")):
             with running(root, options.modules, options.candidates, idle, load=load) as pid:
                 took = timed(lambda: inspect(root, files, exclude=others), 3)
