@@ -160,7 +160,7 @@ def installed_over(plan: Plan, applied: Applied) -> bool:
 
 
 def _pristine(plan: Plan, applied: Applied, side: Side, as_patched: Reader | None) -> Entry:
-    """The entry from before the patch: the link, the backup, else the reversed diff; always digest-checked."""
+    """The entry from before the patch: the link, the backup, else the reversed diff; digest-checked."""
     if side.before is None:
         return None
     overlay = plan.overlay

@@ -1,20 +1,23 @@
-"""Write the table of error codes from the classes themselves: ``python -m tools.error_table > docs/errors.md``."""
+"""Write the table of error codes from the classes: ``python -m tools.error_table > docs/errors.md``."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import patchkit
 from patchkit.errors import PatchkitError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 HEAD = """\
 # Error codes
 
-Every error has a stable, kebab-case code, which `--json` prints as `errors[].code`, and an exit code. The codes of
-one exit code are listed together. `python -m tools.error_table` writes this page.
+Every error has a stable, kebab-case code, which `--json` prints as `errors[].code`, and an exit code.
+`python -m tools.error_table` writes this page.
 
 | exit | code | meaning |
 |---|---|---|
@@ -45,7 +48,7 @@ def meaning(error: type[PatchkitError]) -> str:
 def table() -> str:
     import_everything()
     rows: dict[tuple[int, str], str] = {}
-    for error in classes():
+    for error in sorted(classes(), key=lambda error: (error.__module__, error.__name__)):
         if error.code not in ("error", "several"):
             rows.setdefault((error.exit_code, error.code), meaning(error))
     body = "".join(

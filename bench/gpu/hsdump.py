@@ -33,6 +33,7 @@ MEMORY = Path("/dev/shm/hsdump-bench")
 WORK = Path(tempfile.gettempdir()) / "hsdump-bench"  # models, and the dump to a disk
 LENGTH, CONCURRENCY = 2048, 16
 START_SECONDS = 200.0
+DUMMY_WEIGHTS = "--load-format=dummy"
 BYTES_PER_TOKEN = 4 * 7168 * 2
 
 
@@ -155,7 +156,7 @@ class Bench:
         env = {"SGLANG_HS_DUMP_DIR": str(folder), "SGLANG_HS_DUMP_FSYNC": "file"}
         with (
             patched(),
-            self.serve("disk", self.dummy_weights(), "--load-format=dummy", **env) as server,
+            self.serve("disk", self.dummy_weights(), DUMMY_WEIGHTS, **env) as server,
             reading(folder),
             memory_of(server, "disk"),
         ):
@@ -166,37 +167,44 @@ class Bench:
             flush=True,
         )
 
+    def active(self) -> None:
+        """Dump to memory for a minute, while a reader keeps up."""
+        folder = fresh(MEMORY / "active")
+        with (
+            patched(),
+            self.serve(
+                "active", self.dummy_weights(), DUMMY_WEIGHTS, SGLANG_HS_DUMP_DIR=str(folder)
+            ) as server,
+            reading(folder),
+            memory_of(server, "active"),
+        ):
+            self.measure("active", server, 65)
+        print(f"active: status {status(folder)}", flush=True)
+
     def ratios(self) -> None:
         """The same load: unpatched, the patch inactive and active, and the two ways in use today."""
-        model, dummy = self.dummy_weights(), "--load-format=dummy"
-        with self.serve("unpatched", model, dummy) as server:
+        model = self.dummy_weights()
+        with self.serve("unpatched", model, DUMMY_WEIGHTS) as server:
             self.measure("unpatched", server, 30)
-        folder = fresh(MEMORY / "active")
-        with patched():
-            with self.serve("inactive", model, dummy) as server:
-                self.measure("inactive", server, 30)
-            with (
-                self.serve("active", model, dummy, SGLANG_HS_DUMP_DIR=str(folder)) as server,
-                reading(folder),
-                memory_of(server, "active"),
-            ):
-                self.measure("active", server, 65)
-            print(f"active: status {status(folder)}", flush=True)
-            folder = fresh(MEMORY / "naive")
-            with (
-                naive_module(),
-                self.serve("naive", model, dummy, SGLANG_HS_DUMP_DIR=str(folder)) as server,
-                reading(folder),
-            ):
-                self.measure("naive", server, 15)
+        with patched(), self.serve("inactive", model, DUMMY_WEIGHTS) as server:
+            self.measure("inactive", server, 30)
+        self.active()
+        folder = fresh(MEMORY / "naive")
+        with (
+            patched(),
+            naive_module(),
+            self.serve("naive", model, DUMMY_WEIGHTS, SGLANG_HS_DUMP_DIR=str(folder)) as server,
+            reading(folder),
+        ):
+            self.measure("naive", server, 15)
         self.print_ratios()
-        built_in = [dummy, "--enable-return-hidden-states"]
-        with self.serve("return_hidden_states", model, *built_in) as server:
+        name = "return_hidden_states"
+        with self.serve(name, model, DUMMY_WEIGHTS, "--enable-return-hidden-states") as server:
             rate, _ = drive(
                 server.url, seconds=60, length=LENGTH, concurrency=4, count=8, return_hidden_states=True
             )
-            print(f"return_hidden_states: {rate:,.0f} tok/s over 8 prompts", flush=True)
-            self.rates["return_hidden_states"] = rate
+            print(f"{name}: {rate:,.0f} tok/s over 8 prompts", flush=True)
+            self.rates[name] = rate
         self.print_ratios()
 
     def print_ratios(self) -> None:
@@ -330,7 +338,7 @@ def fresh(folder: Path) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="+", choices=["correct", "disk", "ratios"])
+    parser.add_argument("parts", nargs="+", choices=["correct", "disk", "active", "ratios"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, required=True)
     parser.add_argument("--began", type=float, required=True)

@@ -38,8 +38,9 @@ class NaiveDump:
             torch.save(
                 {"input_ids": ids, "hidden_states": [s[rows].clone() for s in self.states]}, path + ".pt"
             )
-            with open(path + ".json", "w", encoding="utf-8") as out:
+            with open(path + ".tmp", "w", encoding="utf-8") as out:
                 json.dump({"name": f"{self.records:08d}", "tokens": int(tokens)}, out)
+            os.rename(path + ".tmp", path + ".json")
             self.records += 1
             row += tokens
         self.states = []

@@ -246,10 +246,20 @@ def sum_then_normalise(self, x, residual=None, *args, **kwargs):
     return self.forward(communication.tensor_model_parallel_all_reduce(x), residual, *args, **kwargs)
 
 
-def gather_without_custom_operator(module):
-    """Up to 0.4.6 the operator behind this is registered for CUDA alone; the method it calls is not."""
+def gather_on_the_host(module):
+    """Up to 0.4.6 this needs an operator of CUDA, up to 0.5.0 it joins ranks along the wrong dimension."""
     group = module.GroupCoordinator
-    group.all_gather_into_tensor = getattr(group, "_all_gather_into_tensor", group.all_gather_into_tensor)
+    as_released = group.all_gather
+
+    def all_gather(self, input_, dim=-1, *args, **kwargs):
+        if self.world_size == 1 or args or kwargs:
+            return as_released(self, input_, dim, *args, **kwargs)
+        torch = sys.modules["torch"]
+        parts = [torch.empty_like(input_) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, input_.contiguous(), group=self.device_group)
+        return torch.cat(parts, dim)
+
+    group.all_gather = all_gather
 
 
 def defer_all_reduce(module):
@@ -282,7 +292,7 @@ DEFER_ALL_REDUCE = bool(os.environ.get("CPU_ENGINE_DEFER_ALL_REDUCE"))
 ADJUSTMENTS = {
     "torch": answer_for_amx,
     "transformers.utils.import_utils": claim_torchvision,
-    "sglang.srt.distributed.parallel_state": gather_without_custom_operator,
+    "sglang.srt.distributed.parallel_state": gather_on_the_host,
     "sglang.srt.layers.communicator": defer_all_reduce,
     "sglang.srt.layers.layernorm": normalise_in_place,
     "sglang.srt.layers.moe.fused_moe_triton.layer": run_experts_in_python,
