@@ -145,8 +145,8 @@ def one_by_one(pid: int) -> int:
 
     def items(address: int) -> Iterator[tuple[int, int]]:
         keys = memory.word(address + 32)
-        start, size, count = reader._keys_shapes(memory.read(keys, 40))[0]  # noqa: SLF001
-        yield from reader._live(memory.read(keys + start, size * count), size)  # noqa: SLF001
+        start, size, count = reader._keys_shapes(memory.read(keys, 40))[0]
+        yield from reader._live(memory.read(keys + start, size * count), size)
 
     reader = Interpreter(memory, symbols)
     state = memory.word(symbols["_PyRuntime"] + layout.head)
