@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.durable import fsync_folder, own_like_root, write_durably
 from patchkit.errors import INTERRUPTED, REFUSED, PatchkitError
-from patchkit.manifest import FilePin, Manifest
+from patchkit.manifest import FilePin, Manifest, ManifestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +52,7 @@ def load_json(path: str) -> dict[str, Any] | None:
             data = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateFileError(path, f"not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise StateFileError(path, "not a JSON object")
@@ -213,7 +213,7 @@ class State:
         try:
             stack = tuple(Applied.from_json(entry, path) for entry in data["stack"])
             kept = tuple(Kept(**entry) for entry in data["kept"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ManifestError) as error:
             raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
         return cls(stack, kept)
 

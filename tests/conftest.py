@@ -78,6 +78,12 @@ def kit(venv: Venv, patches: Path) -> Kit:
 
 
 @pytest.fixture
+def guarded(kit: Kit) -> Kit:
+    """patchkit on ``venv``, with its guard."""
+    return Kit(kit.where, guard=True)
+
+
+@pytest.fixture
 def rooted(site: Path, patches: Path) -> Kit:
     """patchkit on ``site``."""
     return Kit(["--root", str(site), "--patches", str(patches)])

@@ -119,14 +119,10 @@ def restore(
 
 
 @command("recover")
-@click.option(
-    "--wait", type=Duration(), default=0.0, metavar="TIME", help="Wait that long for the lock, e.g. 10m."
-)
+@holding_options
 @click.pass_obj
-def recover(options: Options, wait: float) -> Result:
+def recover(options: Options, wait: float, override_guard: bool, reason: str | None) -> Result:
     """Finish or undo what a crash left open."""
     from patchkit.commands import change
 
-    return change.recover(
-        options.workspace(), holding=make_holding(options, wait, override_guard=False, reason=None)
-    )
+    return change.recover(options.workspace(), holding=make_holding(options, wait, override_guard, reason))
