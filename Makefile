@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-# Named, so that a machine with a CPU build of it at hand takes that one; any torch of [extract] will do.
 ALONE   = $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+# Named, so that a machine with a CPU build of it at hand takes that one; any torch of [extract] will do.
 TORCH  ?= torch==2.13.0
 # The engines (1.4 GB each) live outside the checkout; see examples/cpu_engine/venv.py.
 
