@@ -151,4 +151,4 @@ def test_an_interrupted_apply_does_not_come_back_over_an_upgrade(venv, kit, whee
         kit("restore", "--verify")
         assert files(venv.site) == clean_2, f"killed at {call} {count}"
         venv.uv("install", "--reinstall", wheels["1.0"])
-    assert 4 < count < 59
+    assert 2 < count < 59  # killed at least twice, and in the end not any more

@@ -187,7 +187,7 @@ def _render(outcome: report.Result, command: str, options: Options) -> int:
         # What was done stands and the exit code says it, also where nobody can be told: the reader went away
         # (`patchkit log | head`, a closed terminal), or the disk that stdout goes to is full.
         if error.errno not in (errno.EPIPE, errno.EIO):
-            report.render_error(_Untold(error), command, as_json=False, color=False)
+            _tell(_Untold(error), command, as_json=False, color=False)
         # stdout must not be flushed again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return outcome.exit_code
@@ -199,11 +199,15 @@ def _fail(error: PatchkitError, command: str, argv: Sequence[str], options: Opti
     as_json = (
         options.json or "--json" in own or os.environ.get("PATCHKIT_JSON", "0") not in ("", "0", "false")
     )
-    try:
-        report.render_error(error, command, as_json=as_json, color=_color(options))
-    except OSError:
-        pass  # nobody can be told; the exit code still says it
+    _tell(error, command, as_json=as_json, color=_color(options))
     return error.exit_code
+
+
+def _tell(error: PatchkitError, command: str, *, as_json: bool, color: bool) -> None:
+    try:
+        report.render_error(error, command, as_json=as_json, color=color)
+    except OSError:
+        pass  # nobody can be told, on a full disk say; the exit code still says it
 
 
 def _color(options: Options) -> bool:
