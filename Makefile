@@ -45,6 +45,9 @@ lint: setup
 bench: setup
 	for script in bench/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
+faults: setup
+	$(BIN)/python -m tests.faults
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

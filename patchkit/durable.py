@@ -46,6 +46,10 @@ def write_new(path: str, data: bytes, meta: Meta) -> None:
             _set_xattr(descriptor, name, value)
         os.utime(descriptor, ns=(meta.mtime_ns, meta.mtime_ns))
         os.fsync(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            os.unlink(path)
+        raise
     finally:
         os.close(descriptor)
 

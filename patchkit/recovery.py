@@ -74,8 +74,8 @@ def recover(
     """Undo or finish what a journal says is open; None when there is none. The caller holds the lock.
 
     ``before_change`` gets the distribution's files that will change, and may raise to refuse.
-    ``installed`` is given when another release than the journal's is installed by now: path -> sha256 of its
-    files. No byte of the old release may land on it.
+    ``installed`` is given when another release than the journal's is installed by now, or none: path ->
+    sha256 of its files. No byte of the old release may land on it.
     """
     tree = Tree(root)
     journal = Journal.load(root)
@@ -164,19 +164,21 @@ _NOTHING, _DROP, _BACK, _GONE, _FOREIGN, _RESCUE = range(6)
 def _judge(tree: Tree, journal: Journal, step: Step, installed: Mapping[str, str | None] | None) -> int:
     path, kept = tree.path(step.path), kept_path(tree, journal, step)
     now = fingerprint(path)
-    foreign = installed if installed and not _is_ours(step.path) else None
+    foreign = None if _is_ours(step.path) else installed
     if step.before is None:
         if now is None or now != step.after:
             return _NOTHING if now is None else _FOREIGN
-        return _FOREIGN if foreign and foreign.get(step.path) == now.sha256 else _GONE
+        return _FOREIGN if foreign is not None and foreign.get(step.path) == now.sha256 else _GONE
     saved = fingerprint(kept)
     if saved is None:
         return _NOTHING  # not reached, or put back by an earlier recovery
     if _same_inode(path, kept):
         return _DROP  # not replaced yet, or put back already
+    if foreign is not None and saved == step.before and foreign.get(step.path) != saved.sha256:
+        return _DROP  # of a release that is not there any more
     if now == step.after and os.path.isdir(os.path.dirname(path)):
         # Even if its bytes are not those of before: then someone wrote to it through an open descriptor.
-        return _RESCUE if foreign and foreign.get(step.path) != saved.sha256 else _BACK
+        return _BACK
     return _DROP if now == step.before else _RESCUE
 
 

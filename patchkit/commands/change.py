@@ -132,7 +132,8 @@ def _recover(workspace: Workspace, target: Target, holding: Holding) -> Recovery
     installed: dict[str, str | None] | None = None
     if journal is not None and (name := journal.history.get("distribution")):
         target = workspace.target_in(target.root, str(name))
-        if target.release != journal.history.get("release"):
+        known = target.record or not target.packages  # a checkout does not say what belongs to its release
+        if known and target.release != journal.history.get("release"):
             installed = {os.path.normpath(entry.path): entry.sha256 for entry in target.record}
     return recoveries.recover(
         target.root, before_change=lambda files: holding.check(target, files), installed=installed

@@ -72,7 +72,10 @@ def _share(options: argparse.Namespace, share: int, report) -> None:
                 _check_complete(scenarios, scenario, counts, report)
         if options.sample is not None:
             every = random.Random(options.seed).sample(every, options.sample)
-        for scenario, fault in every[share :: options.jobs]:
+        mine = every[share :: options.jobs]
+        for number, (scenario, fault) in enumerate(mine):
+            if share == 0 and number % 200 == 0:
+                print(f"{number * options.jobs} of {len(every)}", file=sys.stderr, flush=True)
             _one(scenarios, scenario, fault, report)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

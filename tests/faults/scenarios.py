@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patchkit import catalog
 from patchkit.history import History
 from patchkit.journal import COMMITTED, OPEN, Journal
 from tests.faults import injection
@@ -64,6 +65,9 @@ class Scenarios:
         (pristine / "demopkg/__pycache__").mkdir()
         (pristine / "demopkg/__pycache__/core.cpython-311.pyc").write_bytes(b"stale")
         self.pristine = pristine
+        # Reading the hundreds of manifests of the built-in patches is most of what a command opens, and
+        # touches no tree.
+        catalog.builtin_folder = lambda: str(folder / "no built-in patches")
         self.reset(pristine)
         injection.warm_up(
             self.arguments("apply", "p1"),
