@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -87,19 +86,6 @@ class Journal:
     def undo(self) -> str:
         """The folder (relative) of second names. It bears the id, so that an older one is never ours."""
         return f"{UNDO}.{self.id}"
-
-    @property
-    def running(self) -> bool:
-        """Whether the process that wrote it seems to be still at work, rather than dead."""
-        if self.host != socket.gethostname():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
 
     @staticmethod
     def remove(root: str) -> None:

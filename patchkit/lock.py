@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOCK = f"{FOLDER}/lock"
 _POLL_S = 0.05
+_PATIENCE_S = 0.2  # even without --wait: `status` holds the lock for a moment to see whether it is free
 # ENOLCK: an NFS server without a lock manager; the others: file systems that never could.
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
@@ -61,7 +62,7 @@ def tree_lock(root: str, wait_s: float = 0.0) -> Iterator[None]:
     path = os.path.join(root, LOCK)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        _acquire(root, descriptor, time.monotonic() + wait_s)
+        _acquire(root, descriptor, time.monotonic() + max(wait_s, _PATIENCE_S))
         own_like_root(root, path)
         _sign(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "command": shlex.join(sys.argv)})
         try:
@@ -70,6 +71,21 @@ def tree_lock(root: str, wait_s: float = 0.0) -> Iterator[None]:
             _sign(descriptor, None)
     finally:
         os.close(descriptor)  # this gives the lock back
+
+
+def is_locked(root: str) -> bool:
+    """Whether a process is changing ``root`` at this moment; a journal without one was interrupted."""
+    try:
+        descriptor = os.open(os.path.join(root, LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _acquire(root: str, descriptor: int, deadline: float) -> None:

@@ -83,7 +83,7 @@ def test_a_new_file_never_replaces_one(site):
 
 
 def test_a_new_file_that_could_not_be_completed_is_gone(site):
-    with pytest.raises(OSError, match="argument|supported"):
+    with pytest.raises(OSError, match=r"argument|supported"):
         write_new(
             str(site / "new"), b"x", Meta(0o644, META.uid, META.gid, 0, (("user.", b""), ("nospace.x", b"")))
         )

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from patchkit.journal import Journal
+from patchkit.lock import tree_lock
 from tests import support
 from tests.support import DEMO, P1, Kit, files, patched, snapshot
 
@@ -127,15 +128,13 @@ def test_an_older_undo_folder_is_never_taken_for_ours(site, rooted):
     assert files(site) == DEMO["1.0"]
 
 
-def test_a_recovery_in_progress_is_not_called_interrupted(site, rooted):
+def test_a_change_in_progress_is_not_called_interrupted(site, rooted):
     swapped(site, rooted)
-    text = (site / ".patchkit/journal.json").read_text()
-    journal = Journal.load(str(site))
-    (site / ".patchkit/journal.json").write_text(
-        text.replace(f'"pid": {journal.pid}', f'"pid": {os.getpid()}')
-    )
-    assert f"apply in progress, by process {os.getpid()}" in rooted("status").out
-    assert f"process {os.getpid()} is changing it" in rooted("check", code=1).out
+    with tree_lock(str(site)):
+        assert f"apply in progress, by process {os.getpid()} on" in rooted("status").out
+        assert f"process {os.getpid()} on" in rooted("check", code=1).out
+        assert "is being changed by" in rooted("apply", "p1", "-n", code=3).err
+    assert "was interrupted" in rooted("status").out
     rooted("recover")
     assert files(site) == DEMO["1.0"]
 

@@ -35,16 +35,17 @@ def run(root, operations, **more):
 # -- what a file has beside its bytes -------------------------------------------------------------
 
 
-def test_mode_owner_attributes_and_time_are_kept_and_come_back(site, rooted):
+@pytest.mark.parametrize("mode", [0o640, 0o444, 0o4755])
+def test_mode_owner_attributes_and_time_are_kept_and_come_back(site, rooted, mode):
     core = site / CORE
-    core.chmod(0o640)
     os.setxattr(core, "user.note", b"kept")
     if os.geteuid() == 0:
         os.chown(core, 1234, 1235)
+    core.chmod(mode)
     before = snapshot(site)
     rooted("apply", "p1")
     now = core.stat()
-    assert (now.st_mode & 0o7777, os.getxattr(core, "user.note")) == (0o640, b"kept")
+    assert (now.st_mode & 0o7777, os.getxattr(core, "user.note")) == (mode, b"kept")
     if os.geteuid() == 0:
         assert (now.st_uid, now.st_gid) == (1234, 1235)
         assert (site / f"{CORE}.bak_p1").stat().st_uid == 1234

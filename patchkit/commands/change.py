@@ -11,7 +11,7 @@ from patchkit.durable import fsync_folder, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, NO, USAGE, PatchkitError
 from patchkit.history import History, record
 from patchkit.journal import Journal
-from patchkit.lock import LockedError, holder, tree_lock
+from patchkit.lock import LockedError, holder, is_locked, tree_lock
 from patchkit.plan import Plan, fresh_mtime_ns
 from patchkit.recovery import rescue_name
 from patchkit.report import Result
@@ -209,10 +209,10 @@ def _change(
         return made
 
     if dry_run:
-        if (journal := Journal.load(target.root)) is not None:
+        if Journal.load(target.root) is not None:
             raise (
                 LockedError(target.root, holder(target.root))
-                if journal.running
+                if is_locked(target.root)
                 else OpenTransactionError(target.root)
             )
         made = plan()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from patchkit import lease
 from patchkit.errors import NO, PatchkitError
 from patchkit.journal import Journal
+from patchkit.lock import holder, is_locked
 from patchkit.plan import expectations
 from patchkit.report import Result
 from patchkit.selection import public
@@ -152,8 +153,8 @@ def judge(
     journal = Journal.load(target.root)
     if journal is not None:
         verdict.complaints.append(
-            f"process {journal.pid} is changing it at this moment"
-            if journal.running
+            f"{holder(target.root)} is changing it at this moment"
+            if is_locked(target.root)
             else "a transaction was interrupted (patchkit recover)"
         )
     verdict.complaints += [

@@ -9,6 +9,7 @@ from patchkit import lease
 from patchkit.errors import NO
 from patchkit.history import History
 from patchkit.journal import Journal
+from patchkit.lock import holder, is_locked
 from patchkit.report import Result
 from patchkit.selection import Reader, choose, is_before
 from patchkit.state import State
@@ -30,6 +31,7 @@ def status(workspace: Workspace) -> Result:
     for target in workspace.targets():
         state = State.load(target.root)
         journal = Journal.load(target.root)
+        running = journal is not None and is_locked(target.root)
         own = [applied for applied in state.stack if applied.distribution == target.distribution]
         by_hand = _by_hand(workspace, target, state)
         entry: dict[str, Any] = {
@@ -37,7 +39,7 @@ def status(workspace: Workspace) -> Result:
             "release": target.release,
             "root": target.root,
             "editable": target.editable,
-            "interrupted": journal is not None and not journal.running,
+            "interrupted": journal is not None and not running,
             "stack": [],
             "by_hand": by_hand,
             "kept_backups": [vars(kept) for kept in state.kept],
@@ -47,8 +49,8 @@ def status(workspace: Workspace) -> Result:
         if journal is not None:
             action = journal.history.get("action", "change")
             lines.append(
-                ("warn", f"  {action} in progress, by process {journal.pid}")
-                if journal.running
+                ("warn", f"  {action} in progress, by {holder(target.root)}")
+                if running
                 else ("bad", f"  {action} was interrupted; 'patchkit recover' finishes or undoes it")
             )
         _add_sessions(target, entry, lines)
