@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -229,8 +230,9 @@ def _change(
                 if recovery is not None:
                     holding.say(recovery.sentence())
                 raise
-            if lease.leases(target.root):
-                lease.sweep(target.root)  # this may have finished what a dead session left
+            with contextlib.suppress(OSError):  # the change is made; whatever lies in leases/ can wait
+                if lease.leases(target.root):
+                    lease.sweep(target.root)  # this may have finished what a dead session left
             return _result(target, made, recovery, dry_run=False)
 
     folder = os.path.join(target.root, FOLDER)
@@ -311,9 +313,14 @@ def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
 
 
 def abandoned_lines(target: Target) -> list[str | tuple[str, str]]:
+    try:
+        abandoned = lease.abandoned(target.root)
+    except OSError as error:
+        # Not a failure: this is said after the change, which is made.
+        return [("warn", f"the leases could not be read: {error.filename}: {error.strerror}")]
     return [
         ("bad", f"abandoned {one.describe()}; 'patchkit recover' finishes it")
-        for one in lease.abandoned(target.root)
+        for one in abandoned
         if one.distribution == target.distribution
     ]
 
