@@ -223,7 +223,7 @@ class Kit:
 
     def command(self, *arguments: object) -> list[str]:
         more = ["--override-guard", "--reason", "a test"] if not self.guard else []
-        more = more if arguments[0] in ("apply", "restore", "recover") else []
+        more = more if arguments[0] in ("apply", "restore") else []
         return [str(part) for part in (*arguments, *more, *self.where)]
 
     def __call__(self, *arguments: object, code: int | None = 0) -> Done:
