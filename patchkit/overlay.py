@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from patchkit.diff import Content
 from patchkit.state import Original
 from patchkit.transaction import Link, Operation, Put, Remove
-from patchkit.tree import Fingerprint, Meta, NotAFileError, Tree, fingerprint
+from patchkit.tree import Fingerprint, Meta, NotAFileError, Tree, fingerprint, info, is_file, is_link
 
 if TYPE_CHECKING:
     from patchkit.selection import Reader
@@ -69,7 +69,7 @@ class Overlay:
         data = self.tree.read(path)
         absolute = self.tree.path(path)
         if path not in self.seen:
-            through = data is None or os.path.islink(absolute)
+            through = data is None or is_link(absolute)
             self.seen[path] = fingerprint(absolute) if through else Fingerprint.of_data(data or b"")
         return None if data is None else Content(data, stat.S_IMODE(os.stat(absolute).st_mode))
 
@@ -77,11 +77,11 @@ class Overlay:
         """What a symlink at ``path`` to ``target`` leads to, if that is a file."""
         absolute = os.path.join(os.path.dirname(self.tree.path(path)), target)
         try:
-            info = os.stat(absolute)
-            if not stat.S_ISREG(info.st_mode):
+            found = os.stat(absolute)
+            if not stat.S_ISREG(found.st_mode):
                 return None
             with open(absolute, "rb") as file:
-                return Content(file.read(), stat.S_IMODE(info.st_mode))
+                return Content(file.read(), stat.S_IMODE(found.st_mode))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -94,7 +94,7 @@ class Overlay:
         if isinstance(entry, Symlink):
             through = os.stat(os.path.join(os.path.dirname(absolute), entry.target))
             return Original(mode, through.st_mtime_ns, entry.target, entry.mtime_ns)
-        link = os.readlink(absolute) if os.path.islink(absolute) else None
+        link = os.readlink(absolute) if is_link(absolute) else None
         own = os.lstat(absolute).st_mtime_ns if link is not None else None
         return Original(mode, os.stat(absolute).st_mtime_ns, link, own)
 
@@ -105,20 +105,18 @@ class Overlay:
         entry = self.entries.get(path)
         if isinstance(entry, File):
             known = entry.meta
-        elif os.path.isfile(self.tree.path(path)):
+        elif is_file(self.tree.path(path)):
             known = Meta.of(self.tree.path(path))
         else:
-            info = os.stat(self.root)
-            owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+            root = os.stat(self.root)
+            owner = (root.st_uid, root.st_gid) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
             known = Meta(mode, *owner, 0)
         return replace(known, mode=mode, mtime_ns=self.fresh_ns(path, known.mtime_ns))
 
     def fresh_ns(self, path: str, known_ns: int = 0) -> int:
         """A time in a later second than any that a version of ``path`` has had, as far as we know."""
-        try:
-            known_ns = max(known_ns, os.stat(self.tree.path(path)).st_mtime_ns)
-        except OSError:
-            pass  # no file there: nothing to differ from
+        if (now := info(self.tree.path(path))) is not None:
+            known_ns = max(known_ns, now.st_mtime_ns)
         fresh = max(self.mtime_ns, _next_second(known_ns))
         self.latest_ns = max(self.latest_ns, fresh)
         return fresh

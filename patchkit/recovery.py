@@ -20,7 +20,7 @@ from patchkit.errors import INTERRUPTED, PatchkitError
 from patchkit.history import History
 from patchkit.journal import COMMITTED, FILE_VERBS, Journal, Step
 from patchkit.state import BACKUP, FOLDER, RESCUED
-from patchkit.tree import Meta, Tree, fingerprint
+from patchkit.tree import Meta, Tree, fingerprint, is_folder, is_link, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -176,7 +176,7 @@ def _judge(tree: Tree, journal: Journal, step: Step, installed: Mapping[str, str
         return _DROP  # not replaced yet, or put back already
     if foreign is not None and saved == step.before and foreign.get(step.path) != saved.sha256:
         return _DROP  # of a release that is not there any more
-    if now == step.after and os.path.isdir(os.path.dirname(path)):
+    if now == step.after and is_folder(os.path.dirname(path)):
         # Even if its bytes are not those of before: then someone wrote to it through an open descriptor.
         return _BACK
     return _DROP if now == step.before else _RESCUE
@@ -232,7 +232,7 @@ def _move(source: str, destination: str, temp: str) -> None:
 
 def copy(source: str, destination: str) -> None:
     """A full copy of a file or link, durable."""
-    if os.path.islink(source):
+    if is_link(source):
         os.symlink(os.readlink(source), destination)
         info = os.lstat(source)
         os.utime(destination, ns=(info.st_mtime_ns, info.st_mtime_ns), follow_symlinks=False)
@@ -243,10 +243,10 @@ def copy(source: str, destination: str) -> None:
 
 
 def _make_folder_again(step: Step, path: str) -> None:
-    if step.folder is None or not os.path.isdir(os.path.dirname(path)):
+    if step.folder is None or not is_folder(os.path.dirname(path)):
         return
     mode, uid, gid = step.folder
-    if not os.path.lexists(path):
+    if not is_there(path):
         os.mkdir(path, 0o700)
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode):
@@ -263,7 +263,7 @@ def _clean(tree: Tree, journal: Journal) -> None:
         if step.temp is not None:
             unlink_if_there(tree.path(step.temp))
     undo = os.path.join(tree.root, journal.undo)
-    if os.path.isdir(undo):
+    if is_folder(undo):
         # Not rmtree: what lies there is known, and anything else must not vanish.
         for step in journal.steps:
             for name in (str(step.number), f"{step.number}.tmp"):

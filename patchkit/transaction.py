@@ -32,7 +32,7 @@ from patchkit.recovery import (
     recover,
     remove_empty,
 )
-from patchkit.tree import Fingerprint, Meta, Tree, fingerprint
+from patchkit.tree import Fingerprint, Meta, Tree, fingerprint, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -353,7 +353,7 @@ def _replace(tree: Tree, journal: Journal, step: Step, path: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
             raise
-        if os.path.lexists(path):
+        if is_there(path):
             raise ChangedMeanwhileError(step.path) from None
         os.rename(temp, path)
 

@@ -87,6 +87,36 @@ def sha256_file(path: str) -> tuple[str, int]:
     return hasher.hexdigest(), size
 
 
+def info(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """What ``stat`` says about ``path``; None only where nothing is.
+
+    Unlike ``os.path.isfile`` and its like, which take a disk that fails for a file that is not there.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_there(path: str) -> bool:
+    return info(path, follow=False) is not None
+
+
+def is_folder(path: str) -> bool:
+    found = info(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_file(path: str) -> bool:
+    found = info(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def is_link(path: str) -> bool:
+    found = info(path, follow=False)
+    return found is not None and stat.S_ISLNK(found.st_mode)
+
+
 def fingerprint(path: str) -> Fingerprint | None:
     """What stands at ``path``, not following a link; None where nothing does."""
     try:
@@ -144,7 +174,7 @@ class Tree:
             with open(path, "rb") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
-            if os.path.islink(path):
+            if is_link(path):
                 raise NotAFileError(relative, f"a dangling symlink to {os.readlink(path)}") from None
             return None
 
@@ -162,7 +192,7 @@ class Tree:
         """The folders above ``relative`` that do not exist, outermost first."""
         missing = []
         folder = os.path.dirname(relative)
-        while folder and not os.path.isdir(os.path.join(self.root, folder)):
+        while folder and not is_folder(os.path.join(self.root, folder)):
             missing.append(folder)
             folder = os.path.dirname(folder)
         return missing[::-1]

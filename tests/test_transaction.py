@@ -452,3 +452,30 @@ def test_a_new_folder_is_gone_again_when_the_change_is_refused(site):
             before_change=refuse,
         )
     assert snapshot(site) == before
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_one_that_is_not_there(site, rooted):
+    """EIO at each look at a file in turn: whatever `apply` says, its mode, attributes and link come back."""
+    core, old = site / CORE, site / "demopkg/old.py"
+    os.setxattr(core, "user.note", b"kept")
+    core.chmod(0o640)
+    old.rename(site / "demopkg/real.txt")
+    old.symlink_to("real.txt")
+    before = snapshot(site)
+    for path in (core, old):
+        for count in range(1, 200):
+            strace = ["strace", "-f", "-qqq", "-o", str(site.parent / "strace"), "-P", str(path)]
+            strace += ["-e", "trace=newfstatat", "-e", f"inject=newfstatat:error=EIO:when={count}"]
+            done = rooted.spawn("apply", "p1", prefix=strace, code=None)
+            if "INJECTED" not in (site.parent / "strace").read_text():
+                break
+            assert done.code in (0, 6), str(done)
+            if done.code == 6:
+                assert snapshot(site) == before
+            else:
+                assert core.stat().st_mode & 0o7777 == 0o640
+                assert os.getxattr(core, "user.note") == b"kept"
+            rooted("restore", "--verify")
+            assert snapshot(site) == before, (path, count)
+        assert 5 < count < 199
+        rooted("restore")
