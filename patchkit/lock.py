@@ -55,22 +55,43 @@ class LockUnsupportedError(PatchkitError):
 def tree_lock(root: str, wait_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of ``root``; wait ``wait_s`` seconds for it at most.
 
-    It is flock(2)'s, taken here and not through a library, because how it fails decides what the user is
-    told. It dies with its process, so a stale one cannot exist, and its file is never removed.
+    It is flock(2)'s and dies with its process, so a stale one cannot exist. The library takes it and waits;
+    but a file system that cannot lock looks busy to some of its versions, so that is asked first.
     """
+    from filelock import FileLock, Timeout
+
     prepare(root)
     path = os.path.join(root, LOCK)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        _acquire(root, descriptor, time.monotonic() + max(wait_s, _PATIENCE_S))
-        own_like_root(root, path)
-        _sign(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "command": shlex.join(sys.argv)})
+        _require_flock(root, descriptor)
+        lock = FileLock(path, timeout=max(wait_s, _PATIENCE_S), mode=0o644, thread_local=False)
         try:
+            lock.acquire(poll_interval=_POLL_S)
+        except Timeout:
+            raise LockedError(root, holder(root)) from None
+        try:
+            own_like_root(root, path)
+            who = {"pid": os.getpid(), "host": socket.gethostname(), "command": shlex.join(sys.argv)}
+            _sign(descriptor, who)
             yield
         finally:
             _sign(descriptor, None)
+            lock.release()
     finally:
-        os.close(descriptor)  # this gives the lock back
+        os.close(descriptor)
+
+
+def _require_flock(root: str, descriptor: int) -> None:
+    """Raise unless flock(2) works here; that another process holds the lock means that it does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            raise LockUnsupportedError(root, error.strerror or str(error)) from None
+        if error.errno != errno.EWOULDBLOCK:
+            raise
 
 
 def is_locked(root: str) -> bool:
@@ -86,21 +107,6 @@ def is_locked(root: str) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _acquire(root: str, descriptor: int, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if error.errno in _UNSUPPORTED:
-                raise LockUnsupportedError(root, error.strerror or str(error)) from None
-            if error.errno != errno.EWOULDBLOCK:
-                raise
-        if time.monotonic() >= deadline:
-            raise LockedError(root, holder(root))
-        time.sleep(_POLL_S)
 
 
 def _sign(descriptor: int, who: dict[str, object] | None) -> None:

@@ -67,7 +67,7 @@ def test_core_dependencies_stay_few(installed: Path) -> None:
     names = {entry["name"].lower() for entry in json.loads(done.stdout)}
     # rich brings markdown-it-py, mdurl and pygments; nothing else comes along.
     assert names - {"pip", "setuptools"} <= {
-        "sgl-patchkit", "click", "unidiff", "filelock", "psutil", "nvidia-ml-py", "rich", "tomli",
+        "sgl-patchkit", "click", "filelock", "psutil", "nvidia-ml-py", "rich", "tomli",
         "markdown-it-py", "mdurl", "pygments", "typing-extensions",
     }  # fmt: skip
 
