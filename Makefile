@@ -6,7 +6,7 @@ BIN     = $(VENV)/bin
 TORCH  ?= torch==2.13.0
 # The engines (1.4 GB each) live outside the checkout; see examples/cpu_engine/venv.py.
 
-.PHONY: setup demo test test-core test-engine differential lint bench faults clean
+.PHONY: setup demo test test-core test-engine engines releases differential lint bench faults clean
 
 setup: $(VENV)/.ready
 
@@ -22,7 +22,7 @@ demo: setup
 test: test-core test-engine
 
 test-core: setup
-	$(BIN)/python -m pytest -n 2 -m "not engine and not trainer" tests
+	$(BIN)/python -m pytest -n 2 -m "not engine and not trainer and not releases" tests
 
 test-engine: setup
 	$(BIN)/python -m pytest -m "engine or trainer" tests
@@ -30,6 +30,13 @@ test-engine: setup
 # Thousands of random diffs beside git and GNU diff, and every mutation of a patch; prints the counts.
 differential: setup
 	PATCHKIT_EXAMPLES=3000 $(BIN)/python -m pytest -q -s tests/test_diff_against_git.py
+
+# hsdump on ten releases of the real server (1.5 GB of environment each, half an hour), and on the files of all 71.
+engines: setup
+	PATCHKIT_TEST_RELEASES=all $(BIN)/python -m pytest -m engine tests/engine
+
+releases: setup
+	$(BIN)/python -m pytest -m releases tests
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 from pathlib import Path
+
 import pytest
 
 from patchkit.catalog import load_patch
