@@ -29,7 +29,7 @@ class NotAdoptableError(PatchkitError):
     def __init__(self, path: str, patch: str, distribution: str) -> None:
         super().__init__(
             f"{path} is patched by hand with '{patch}', and its pristine bytes cannot be proven: no "
-            f"{os.path.basename(backup_name(path, patch))} has them, and the reversed diff gives others",
+            f"{os.path.basename(backup_name(path, patch))} has them, and the reversed diff fails",
             path=path,
             hint=f"put such a backup beside it, or reinstall {distribution} and apply again",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,6 +14,8 @@ from patchkit.tree import Fingerprint
 
 OPEN = "open"  # a crash now is undone
 COMMITTED = "committed"  # a crash now is finished
+FILE_VERBS = ("put", "link", "remove")
+_VERBS = (*FILE_VERBS, "mkdir", "rmdir", "refresh")
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,25 @@ class Journal:
             return None
         try:
             steps = tuple(_step_from_json(step) for step in data["steps"])
-            return cls(data["id"], data["pid"], data["host"], data["phase"], steps, data["history"])
-        except (KeyError, TypeError) as error:
+            journal = cls(data["id"], data["pid"], data["host"], data["phase"], steps, data["history"])
+            journal.validate()
+            return journal
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
+
+    def validate(self) -> None:
+        """Raise ValueError for what no writer of ours writes; the paths are checked where they are used."""
+        if re.fullmatch(r"[0-9a-f]{32}", self.id) is None:
+            raise ValueError("the id is not 32 hex digits")
+        if self.phase not in (OPEN, COMMITTED):
+            raise ValueError(f"no such phase: {self.phase!r}")
+        str(self.history["distribution"]), int(self.pid)
+        for step in self.steps:
+            os.path.split(step.path), int(step.number)
+            if step.verb not in _VERBS:
+                raise ValueError(f"no such verb: {step.verb!r}")
+            if step.verb in FILE_VERBS and not isinstance(step.temp, str):
+                raise ValueError(f"no temporary name for {step.path!r}")
 
     @property
     def undo(self) -> str:

@@ -6,6 +6,7 @@ old patch and its update, become one transaction.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -96,7 +97,7 @@ class Plan:
     @cached_property
     def recorded(self) -> dict[str, str | None]:
         """Path -> sha256 of what the installer says it installed; empty without a RECORD."""
-        return {entry.path: entry.sha256 for entry in self.target.record}
+        return {os.path.normpath(entry.path): entry.sha256 for entry in self.target.record}
 
     def read(self, path: str) -> Content | None:
         """The content at ``path`` as it will be."""

@@ -18,7 +18,7 @@ from patchkit import bytecode
 from patchkit.durable import fsync_folder, own_like_root, unlink_if_there, write_new
 from patchkit.errors import INTERRUPTED, PatchkitError
 from patchkit.history import History
-from patchkit.journal import COMMITTED, Journal, Step
+from patchkit.journal import COMMITTED, FILE_VERBS, Journal, Step
 from patchkit.state import BACKUP, FOLDER, RESCUED
 from patchkit.tree import Meta, Tree, fingerprint
 
@@ -133,29 +133,25 @@ def _undo(
     installed: Mapping[str, str | None] | None,
 ) -> list[str]:
     """Put every path back; returns those that hold neither our bytes nor the old ones, left alone."""
+    # First the folders, for the files that lay in them.
+    for step in reversed(journal.steps):
+        if step.verb == "rmdir" and (installed is None or _is_ours(step.path)):
+            _make_folder_again(step, tree.path(step.path))
     verdicts = {
-        step: _judge(tree, journal, step, installed)
-        for step in journal.steps
-        if step.verb in ("put", "link", "remove")
+        step: _judge(tree, journal, step, installed) for step in journal.steps if step.verb in FILE_VERBS
     }
     changes = [step.path for step, verdict in verdicts.items() if verdict in (_BACK, _GONE)]
     before_change(sorted(path for path in changes if not _is_ours(path)))
     purge_bytecode(tree, journal.steps)
-    folders = set()
-    for step in reversed(journal.steps):
-        path = tree.path(step.path)
-        folders.add(os.path.dirname(path))
-        if step.verb == "mkdir":
-            if step.before is None:
-                remove_empty(path)
-        elif step.verb == "rmdir":
-            if installed is None or _is_ours(step.path):
-                _make_folder_again(step, path)
-        elif step in verdicts:
-            _settle(tree, journal, step, verdicts[step])
-    for folder in sorted(folders):
-        fsync_folder(folder)
+    for step, verdict in verdicts.items():
+        _settle(tree, journal, step, verdict)
+        unlink_if_there(tree.path(step.temp or ""))
     purge_bytecode(tree, journal.steps)
+    for step in reversed(journal.steps):
+        if step.verb == "mkdir" and step.before is None:
+            remove_empty(tree.path(step.path))
+    for folder in sorted({os.path.dirname(tree.path(step.path)) for step in journal.steps}):
+        fsync_folder(folder)
     _clean(tree, journal)
     return [step.path for step, verdict in verdicts.items() if verdict in (_FOREIGN, _RESCUE)]
 

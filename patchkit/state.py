@@ -9,9 +9,9 @@ import stat
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from patchkit.durable import fsync_folder, own_like_root, write_durably
+from patchkit.durable import fsync_folder, own_like_root, write_all
 from patchkit.errors import INTERRUPTED, REFUSED, PatchkitError
-from patchkit.manifest import FilePin, Manifest
+from patchkit.manifest import FilePin, Manifest, ManifestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +52,7 @@ def load_json(path: str) -> dict[str, Any] | None:
             data = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateFileError(path, f"not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise StateFileError(path, "not a JSON object")
@@ -89,8 +89,15 @@ def prepare(root: str) -> None:
     else:
         own_like_root(root, folder)
         fsync_folder(root)
-    if not os.path.lexists(os.path.join(folder, ".gitignore")):
-        write_durably(root, f"{FOLDER}/.gitignore", b"*\n")
+    ignore = os.path.join(folder, ".gitignore")
+    if not os.path.exists(ignore) or os.path.getsize(ignore) == 0:
+        # In place, because this comes before the lock: whoever else does it writes the same.
+        descriptor = os.open(ignore, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            write_all(descriptor, b"*\n")
+        finally:
+            os.close(descriptor)
+        own_like_root(root, ignore)
 
 
 def check_ours(root: str) -> None:
@@ -213,7 +220,7 @@ class State:
         try:
             stack = tuple(Applied.from_json(entry, path) for entry in data["stack"])
             kept = tuple(Kept(**entry) for entry in data["kept"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ManifestError) as error:
             raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
         return cls(stack, kept)
 

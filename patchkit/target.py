@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from patchkit.errors import REFUSED, USAGE, PatchkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _VERSION_LINE = re.compile(
     r"^(?:__version__|version)\s*(?::[^=\n]+)?=\s*(?:version\s*=\s*)?['\"]([^'\"]+)['\"]", re.MULTILINE
@@ -123,9 +123,26 @@ class Target:
             return ()
         return read_record(self.metadata)
 
+    @cached_property
+    def recorded(self) -> frozenset[str]:
+        """The root-relative paths that RECORD lists."""
+        return frozenset(os.path.normpath(entry.path) for entry in self.record)
+
+    @cached_property
+    def neighbours(self) -> frozenset[str]:
+        """What the other distributions of the root installed: a namespace package is shared."""
+        found: set[str] = set()
+        for name in os.listdir(self.root):
+            metadata = os.path.join(self.root, name)
+            if name.endswith(".dist-info") and metadata != self.metadata:
+                found |= {os.path.normpath(entry.path) for entry in read_record(metadata)}
+        return frozenset(found)
+
     def owns(self, path: str) -> bool:
-        """Whether the root-relative ``path`` lies in the distribution."""
-        return path.split("/", 1)[0] in self.packages
+        """Whether the root-relative ``path`` lies in the distribution, or would if it were made."""
+        if path.split("/", 1)[0] not in self.packages:
+            return False
+        return not self.record or path in self.recorded or path not in self.neighbours
 
 
 @dataclass(frozen=True)
@@ -205,16 +222,17 @@ def _ask(python: str, source: str = "--python") -> Environment:
     return Environment(python, prefix, tuple(path for path in paths if path and os.path.isdir(path)), prefix)
 
 
-def locate(distribution: str, env: Environment, packages: Iterable[str] = ()) -> Target:
+def locate(distribution: str, env: Environment, packages: Callable[[], Iterable[str]] = tuple) -> Target:
     """Find ``distribution`` in ``env``.
 
-    ``packages`` are the top-level names that its patches touch, for a folder without metadata.
+    ``packages`` gives the top-level names that its patches touch: for a folder or a checkout whose package
+    is not named as the distribution is.
     """
     metadata = _metadata_folder(distribution, env.paths)
     if metadata is not None:
-        return _from_metadata(distribution, metadata, env)
+        return _from_metadata(distribution, metadata, env, packages)
     if env.python is None:
-        return _from_folder(distribution, env, tuple(packages))
+        return _from_folder(distribution, env, tuple(packages()))
     raise NotInstalledError(
         distribution, env.label, "install it there, or name the environment with --python or --root"
     )
@@ -239,14 +257,18 @@ def _metadata_folder(distribution: str, paths: Sequence[str]) -> str | None:
     return None
 
 
-def _from_metadata(distribution: str, metadata: str, env: Environment) -> Target:
+def _from_metadata(
+    distribution: str, metadata: str, env: Environment, packages_touched: Callable[[], Iterable[str]]
+) -> Target:
     release = _metadata_version(metadata)
     root = os.path.realpath(os.path.dirname(metadata))
     if _is_editable(metadata):
-        source = _editable_root(distribution, metadata)
-        names = tuple(
-            name for name in (_canonical(distribution).replace("-", "_"),) if _has_package(source, name)
-        )
+        usual = (_canonical(distribution).replace("-", "_"),)
+        found = _editable_root(metadata, usual) or _editable_root(metadata, tuple(packages_touched()))
+        if found is None:
+            checkout = f"its editable checkout {_checkout(metadata)}"
+            raise NotInstalledError(distribution, checkout, "is the checkout still there?")
+        source, names = found
         return Target(
             distribution, release, source, names, os.path.realpath(metadata), env.prefix, editable=True
         )
@@ -291,9 +313,10 @@ def _is_editable(metadata: str) -> bool:
     return isinstance(info, dict) and info.get("editable") is True
 
 
-def _editable_root(distribution: str, metadata: str) -> str:
-    """The folder that an editable install puts on the path: from its .pth, its finder, or its checkout."""
-    name = _canonical(distribution).replace("-", "_")
+def _editable_root(metadata: str, names: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """The folder that an editable install puts on the path (from its .pth, its finder, or its checkout) and
+    those of the packages ``names`` that are in it; None where none is.
+    """
     site = os.path.dirname(metadata)
     candidates: list[str] = []
     for entry in read_record(metadata):
@@ -309,12 +332,17 @@ def _editable_root(distribution: str, metadata: str) -> str:
             and os.path.isfile(path)
         ):
             candidates += [os.path.dirname(mapped) for mapped in _finder_mapping(path).values()]
-    checkout = unquote(urlsplit(str(_direct_url(metadata).get("url", ""))).path)
+    checkout = _checkout(metadata)
     candidates += [checkout, os.path.join(checkout, "python"), os.path.join(checkout, "src")]
     for candidate in candidates:
-        if _has_package(candidate, name):
-            return os.path.realpath(candidate)
-    raise NotInstalledError(distribution, f"its editable checkout {checkout}", "is the checkout still there?")
+        present = tuple(name for name in names if _has_package(candidate, name))
+        if present:
+            return os.path.realpath(candidate), present
+    return None
+
+
+def _checkout(metadata: str) -> str:
+    return unquote(urlsplit(str(_direct_url(metadata).get("url", ""))).path)
 
 
 def _finder_mapping(path: str) -> dict[str, str]:

@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.durable import fsync_folder, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, IO_FAILED, REFUSED, PatchkitError
-from patchkit.journal import OPEN, Journal, Step
-from patchkit.recovery import copy, finish, kept_path, purge_bytecode, recover, remove_empty
+from patchkit.journal import FILE_VERBS, OPEN, Journal, Step
+from patchkit.recovery import (
+    RecoveryFailedError,
+    copy,
+    finish,
+    kept_path,
+    purge_bytecode,
+    recover,
+    remove_empty,
+)
 from patchkit.tree import Fingerprint, Meta, Tree, fingerprint
 
 if TYPE_CHECKING:
@@ -181,8 +189,11 @@ def run(
 
 def _settle(root: str) -> bool:
     """Undo, or finish what is committed; True for the latter."""
-    if Journal.load(root) is None:
-        return False
+    try:
+        if Journal.load(root) is None:
+            return False
+    except OSError as error:
+        raise RecoveryFailedError(error, "undone") from error
     recovery = recover(root)
     return recovery is not None and recovery.outcome == "finished"
 
@@ -289,7 +300,7 @@ def _keep(tree: Tree, journal: Journal) -> None:
     folder = os.path.join(tree.root, journal.undo)
     os.mkdir(folder, 0o700)
     for step in journal.steps:
-        if step.before is None or step.verb not in ("put", "link", "remove"):
+        if step.before is None or step.verb not in FILE_VERBS:
             continue
         source, kept = tree.path(step.path), kept_path(tree, journal, step)
         try:
@@ -359,7 +370,7 @@ def _check_untouched(tree: Tree, journal: Journal, step: Step, path: str) -> Non
 
 def _read_back(tree: Tree, journal: Journal) -> None:
     for step in journal.steps:
-        if step.verb not in ("put", "link", "remove"):
+        if step.verb not in FILE_VERBS:
             continue
         if fingerprint(tree.path(step.path)) != step.after:
             raise ReadBackError(step.path)

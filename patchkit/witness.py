@@ -13,7 +13,7 @@ from patchkit.errors import REFUSED, PatchkitError
 from patchkit.state import BACKUP, FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Set as AbstractSet
 
     from patchkit.target import Target
 
@@ -56,25 +56,32 @@ class Testimony:
     offenders: list[Offender] = field(default_factory=list)
 
 
-def examine(target: Target, expected: dict[str, str | None], pinned: dict[str, set[str]]) -> Testimony:
+def examine(
+    target: Target,
+    expected: dict[str, str | None],
+    pinned: Callable[[], dict[str, set[str]]],
+    foreign: AbstractSet[str] = frozenset(),
+) -> Testimony:
     """Compare the whole distribution with its witness.
 
     ``expected`` overrides the witness: path -> sha256, or None for "must not exist" (applied patches and
-    their backups). ``pinned`` maps paths to the pristine sha256s that any manifest for this release pins, the
-    witness of last resort.
+    their backups). ``pinned`` gives, by path, the pristine sha256s that the manifests for this release pin:
+    the witness of last resort. ``foreign`` are paths that patches of other distributions brought to the root.
     """
     cache = StatCache(target.root)
     try:
         if target.record:
-            return _by_record(target, expected, cache)
+            return _by_record(target, expected, cache, foreign)
         if _in_repository(target.root) and _git_tracks(target):
             return _by_git(target, expected, cache)
-        return _by_manifests(target, expected, pinned, cache)
+        return _by_manifests(target, expected, pinned(), cache)
     finally:
         cache.save()
 
 
-def _by_record(target: Target, expected: dict[str, str | None], cache: StatCache) -> Testimony:
+def _by_record(
+    target: Target, expected: dict[str, str | None], cache: StatCache, foreign: AbstractSet[str]
+) -> Testimony:
     testimony = Testimony(RECORD)
     listed: set[str] = set()
     for entry in target.record:
@@ -87,7 +94,8 @@ def _by_record(target: Target, expected: dict[str, str | None], cache: StatCache
     _check_expected(target, expected, cache, testimony)
     strangers = [path for path in files_of(target) if path not in listed and expected.get(path) is None]
     strangers = [path for path in strangers if not _is_bytecode_of(path, listed | _present(expected))]
-    others = _other_records(target) if strangers else set()
+    strangers = [path for path in strangers if not _is_bytecode_of(path, set(foreign))]
+    others = target.neighbours | foreign if strangers else frozenset()
     testimony.offenders += [
         Offender(path, "unexpected") for path in strangers if path not in others and path not in expected
     ]
@@ -158,18 +166,6 @@ def _is_bytecode_of(path: str, known: set[str]) -> bool:
     return f"{os.path.dirname(folder)}/{name.split('.', 1)[0]}.py".lstrip("/") in known
 
 
-def _other_records(target: Target) -> set[str]:
-    """What other distributions of the same root installed: a namespace package is shared."""
-    from patchkit.target import read_record
-
-    found: set[str] = set()
-    for name in os.listdir(target.root):
-        metadata = os.path.join(target.root, name)
-        if name.endswith(".dist-info") and metadata != target.metadata:
-            found |= {os.path.normpath(entry.path) for entry in read_record(metadata)}
-    return found
-
-
 def _by_manifests(
     target: Target, expected: dict[str, str | None], pinned: dict[str, set[str]], cache: StatCache
 ) -> Testimony:
@@ -228,12 +224,11 @@ def _in_repository(root: str) -> bool:
 
 def _git_tracks(target: Target) -> bool:
     """Whether the repository around the root has the package in it; it has not that of a venv inside it."""
-    try:
-        return bool(
-            _git(target.root, "ls-tree", "-z", "HEAD", "--", *(f"./{name}" for name in target.packages))
-        )
-    except GitFailedError:
-        return False
+    # Any other failure (no git, another owner's checkout) is raised: "cannot say" is not "nothing to see".
+    if not _git(target.root, "rev-list", "--max-count=1", "--all"):
+        return False  # a repository without a commit
+    names = (f"./{name}" for name in target.packages)
+    return bool(_git(target.root, "ls-tree", "-z", "HEAD", "--", *names))
 
 
 def _by_git(target: Target, expected: dict[str, str | None], cache: StatCache) -> Testimony:

@@ -48,7 +48,7 @@ class Workspace:
 
     def target(self, distribution: str) -> Target:
         """The installed ``distribution``; raises NotInstalledError."""
-        return locate(distribution, self.environment, self._packages(distribution))
+        return locate(distribution, self.environment, lambda: self._packages(distribution))
 
     def target_of(self, patches: Sequence[Patch]) -> Target:
         """The one target of all ``patches``."""
@@ -89,9 +89,9 @@ class Workspace:
                     found[root, name] = self.target_in(root, name)
         if not found:
             raise NotInstalledError(
-                " or ".join(names) or "any patched distribution",
+                "' or '".join(names) or "any patched distribution",
                 self.environment.label,
-                "name the environment with --python or --root",
+                "name the environment with --python or --root, and their patches with --patches",
             )
         return list(found.values())
 
@@ -114,9 +114,7 @@ class Workspace:
         return sorted(names)
 
     def _packages(self, distribution: str) -> list[str]:
-        """Top-level names that patches of ``distribution`` touch; only a plain folder needs them."""
-        if self.root is None:
-            return []
+        """Top-level names that patches of ``distribution`` touch, where nothing installed says them."""
         names = set()
         for name in self.catalog.names():
             try:

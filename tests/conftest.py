@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,12 @@ from tests.support import DEMO, P1, Kit, Venv
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# A test run started in the background or by nohup ignores ^C and hang-ups, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    signal.signal(_number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +75,12 @@ def patches(tmp_path: Path) -> Path:
 def kit(venv: Venv, patches: Path) -> Kit:
     """patchkit on ``venv``."""
     return Kit(["--python", str(venv.python), "--patches", str(patches)])
+
+
+@pytest.fixture
+def guarded(kit: Kit) -> Kit:
+    """patchkit on ``venv``, with its guard."""
+    return Kit(kit.where, guard=True)
 
 
 @pytest.fixture

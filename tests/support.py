@@ -21,7 +21,7 @@ from patchkit.diff import Content
 from patchkit.manifest import Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 # A name that is not UTF-8, as Python spells it.
 LATIN1 = os.fsdecode(b"demopkg/data/caf\xe9.txt")
@@ -118,24 +118,24 @@ class Venv:
     def uv(self, *arguments: object) -> None:
         command = [uv(), "pip", *arguments[:1], "-q", "--no-config", "--offline", "--cache-dir", self.cache]
         command += ["--python", self.python, *arguments[1:]]
-        subprocess.run([str(part) for part in command], check=True, env=_bare())
+        subprocess.run([str(part) for part in command], check=True, env=bare())
 
     def pip(self, *arguments: object) -> None:
         command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--no-input"]
         command += ["--python", self.python, *arguments]
-        env = {**_bare(), "PIP_NO_INDEX": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+        env = {**bare(), "PIP_NO_INDEX": "1", "PIP_ROOT_USER_ACTION": "ignore"}
         subprocess.run([str(part) for part in command], check=True, env=env)
 
     def run(self, code: str, *flags: str, **env: str) -> str:
         """What the environment's own interpreter prints."""
         command = [str(self.python), *flags, "-c", code]
         done = subprocess.run(
-            command, check=True, capture_output=True, text=True, env={**_bare(), **env}, cwd="/"
+            command, check=True, capture_output=True, text=True, env={**bare(), **env}, cwd="/"
         )
         return done.stdout.strip()
 
 
-def _bare() -> dict[str, str]:
+def bare() -> dict[str, str]:
     """The environment variables without those that steer Python, pip, uv or patchkit."""
     steering = ("PYTHON", "PIP_", "UV_", "PATCHKIT_", "VIRTUAL_ENV", "GIT_")
     return {name: value for name, value in os.environ.items() if not name.startswith(steering)}
@@ -211,13 +211,20 @@ class Done:
 
 @dataclass
 class Kit:
-    """patchkit on one tree. ``kit("apply", "p1")`` runs in this process, ``kit.spawn`` in one of its own."""
+    """patchkit on one tree. ``kit("apply", "p1")`` runs in this process, ``kit.spawn`` in one of its own.
+
+    Unless ``guard``, apply and restore override the guard: it reads every process of the machine, and most
+    tests are not about it.
+    """
 
     where: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    guard: bool = False
 
     def command(self, *arguments: object) -> list[str]:
-        return [str(part) for part in (*arguments, *self.where)]
+        more = ["--override-guard", "--reason", "a test"] if not self.guard else []
+        more = more if arguments[0] in ("apply", "restore", "recover") else []
+        return [str(part) for part in (*arguments, *more, *self.where)]
 
     def __call__(self, *arguments: object, code: int | None = 0) -> Done:
         from patchkit.cli.main import run
@@ -237,7 +244,7 @@ class Kit:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**_bare(), **self.env},
+            env={**bare(), **self.env},
             **more,
         )
 
@@ -247,6 +254,26 @@ class Kit:
         done = Done(process.returncode, out, err)
         assert code is None or process.returncode == code, str(done)
         return done
+
+
+def as_user(uid: int, function: Callable[[], Done]) -> Done:
+    """What ``function`` returns in a fork that runs as user and group ``uid``, with no other group."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            done = function()
+            os.write(writer, json.dumps([done.code, done.out, done.err]).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return Done(*json.loads(said))
 
 
 # -- trees ----------------------------------------------------------------------------------------
@@ -294,3 +321,12 @@ def patched(before: Mapping[str, bytes], changes: Mapping[str, bytes | None], pa
         if data is not None:
             result[path] = data
     return result
+
+
+def replace_diff(folder: Path, data: bytes) -> None:
+    """Give the one variant in ``folder`` other diff bytes, and pin them."""
+    (manifest,) = folder.glob("*.manifest.json")
+    entry = json.loads(manifest.read_text())
+    entry["diff_sha256"] = hashlib.sha256(data).hexdigest()
+    manifest.write_text(json.dumps(entry))
+    Path(str(manifest).removesuffix(".manifest.json") + ".patch").write_bytes(data)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.support import DEMO, P1, files, patched, snapshot
 
 
-def test_a_round_trip_leaves_every_byte_mode_time_and_owner_as_installed(venv, kit):
+def test_a_round_trip_leaves_every_byte_mode_time_and_owner_as_installed(venv, guarded):
     before = snapshot(venv.site)
-    kit.spawn("apply", "p1")
+    guarded.spawn("apply", "p1")
     assert files(venv.site) == patched(DEMO["1.0"], P1, "p1")
     assert venv.run("import demopkg.core as c; print(c.answer())") == "BBB"
-    kit.spawn("restore", "--verify")
+    guarded.spawn("restore", "--verify")
     assert snapshot(venv.site) == before
 
 

@@ -10,7 +10,7 @@ import time
 import pexpect
 import pytest
 
-from tests.support import Kit, _bare, snapshot
+from tests.support import Kit, bare, snapshot
 
 PROMPT = "ready-for-more> "
 # Reads lines and answers them: it needs the terminal, in the foreground.
@@ -30,7 +30,7 @@ class Shell:
 
     def __init__(self, kit: Kit, venv, folder):
         self.kit, self.venv = kit, venv
-        env = {**_bare(), "PS1": PROMPT, "TERM": "dumb", "HISTFILE": "/dev/null"}
+        env = {**bare(), "PS1": PROMPT, "TERM": "dumb", "HISTFILE": "/dev/null"}
         self.child = pexpect.spawn(
             "/bin/bash",
             ["--norc", "--noprofile", "-i"],

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 HEAD = """\
 # Error codes
 
-Every error has a stable, kebab-case code, which `--json` prints as `errors[].code`, and an exit code. The codes
-of one exit code are listed together. `python -m tools.error_table` writes this page.
+Every error has a stable, kebab-case code, which `--json` prints as `errors[].code`, and an exit code.
+`python -m tools.error_table` writes this page.
 
 | exit | code | meaning |
 |---|---|---|
@@ -48,7 +48,7 @@ def meaning(error: type[PatchkitError]) -> str:
 def table() -> str:
     import_everything()
     rows: dict[tuple[int, str], str] = {}
-    for error in classes():
+    for error in sorted(classes(), key=lambda error: (error.__module__, error.__name__)):
         if error.code not in ("error", "several"):
             rows.setdefault((error.exit_code, error.code), meaning(error))
     body = "".join(

@@ -64,7 +64,7 @@ def make_environment(folder: pathlib.Path) -> tuple[str, str]:
     diff = "".join(lines)
     (patch / "tinyengine-1.0.patch").write_text(diff)
     (patch / "patch.toml").write_text(
-        'schema = 1\nname = "trace"\ndistribution = "tinyengine"\nsummary = "Trace"\nafter = []\nconflicts = []\n'
+        'schema = 1\nname = "trace"\ndistribution = "tinyengine"\nsummary = "Trace"\n'
     )
     pins = [{"sha256": digest(text), "size": len(text), "mode": "0644"} for text in (BEFORE, AFTER)]
     manifest = {

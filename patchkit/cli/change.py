@@ -28,9 +28,23 @@ def holding_options(function: F) -> F:
             metavar="TIME",
             help="Wait that long for holders, e.g. 10m.",
         ),
+        _for_guard("--thorough", "Search large mappings of processes too, and not only the usual ones."),
+        _for_guard("--stop-to-read", "Stop a process for a moment if it changes too fast to be read."),
     ):
         function = decorator(function)
     return function
+
+
+_LOOK = "patchkit.look"  # key in click's context: how the guard is to look
+
+
+def _for_guard(flag: str, text: str) -> Callable[[F], F]:
+    """A flag that goes to the guard as it is; commands need not know it."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        ctx.meta.setdefault(_LOOK, {})[str(param.name)] = value
+
+    return click.option(flag, is_flag=True, help=text, expose_value=False, callback=keep)
 
 
 def make_holding(options: Options, wait: float, override_guard: bool, reason: str | None) -> Holding:
@@ -40,7 +54,8 @@ def make_holding(options: Options, wait: float, override_guard: bool, reason: st
         if not options.quiet:
             click.echo(text, err=True)
 
-    return Holding(wait, override_guard, reason, say)
+    look = click.get_current_context().meta.get(_LOOK, {})
+    return Holding(wait, override_guard, reason, say, **look)
 
 
 @command("apply")
@@ -104,14 +119,10 @@ def restore(
 
 
 @command("recover")
-@click.option(
-    "--wait", type=Duration(), default=0.0, metavar="TIME", help="Wait that long for the lock, e.g. 10m."
-)
+@holding_options
 @click.pass_obj
-def recover(options: Options, wait: float) -> Result:
+def recover(options: Options, wait: float, override_guard: bool, reason: str | None) -> Result:
     """Finish or undo what a crash left open."""
     from patchkit.commands import change
 
-    return change.recover(
-        options.workspace(), holding=make_holding(options, wait, override_guard=False, reason=None)
-    )
+    return change.recover(options.workspace(), holding=make_holding(options, wait, override_guard, reason))

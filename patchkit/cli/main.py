@@ -47,15 +47,36 @@ COMMANDS = {
     "drafter": "patchkit.cli.data:drafter",
 }
 
-INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a bug in patchkit, never a user's mistake
-INTERRUPT = 130
-
 
 class _Usage(PatchkitError):
     """The command line is not one that patchkit knows."""
 
     code = "usage"
     exit_code = USAGE
+
+
+class _Internal(PatchkitError):
+    """A bug in patchkit."""
+
+    code = "internal"
+    exit_code = 70  # EX_SOFTWARE of sysexits.h
+
+
+class _Interrupted(PatchkitError):
+    """Ended by ^C; an open transaction was undone."""
+
+    code = "interrupted"
+    exit_code = 130
+
+
+class _Untold(PatchkitError):
+    """The command did its work, but its result could not be written to stdout."""
+
+    code = "untold"
+    exit_code = IO_FAILED
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"done, but the result could not be written: {cause.strerror or cause}")
 
 
 class _IoFailed(PatchkitError):
@@ -107,7 +128,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     options = Options()
-    command = next((arg for arg in argv if arg in COMMANDS), "")
+    command = _command_of(argv)
+    # Started with a closed stdout or stderr (`>&-`): what is done must not depend on being told.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         outcome: Any = cli.main(args=argv, prog_name="patchkit", standalone_mode=False, obj=options)
         if not isinstance(outcome, report.Result):
@@ -121,8 +145,7 @@ def run(argv: list[str]) -> int:
     except PatchkitError as error:
         return _fail(error, command, argv, options)
     except (KeyboardInterrupt, click.exceptions.Abort):
-        sys.stderr.write("patchkit: interrupted\n")
-        return INTERRUPT
+        return _fail(_Interrupted("interrupted"), command, argv, options)
     except OSError as error:
         name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
         reason = error.strerror or str(error)
@@ -133,11 +156,21 @@ def run(argv: list[str]) -> int:
     except Exception as error:
         if options.verbose:
             raise
-        message = (
-            f"internal error: {type(error).__name__}: {error}; this is a bug, run again with -v and report it"
+        message = f"internal error: {type(error).__name__}: {error}"
+        return _fail(
+            _Internal(message, hint="this is a bug; run again with -v and report it"), command, argv, options
         )
-        sys.stderr.write(f"patchkit: {report.printable(message)}\n")
-        return INTERNAL
+
+
+def _command_of(argv: Sequence[str]) -> str:
+    """The command's name, also when the command line does not parse."""
+    rest = iter(argv)
+    for arg in rest:
+        if arg in ("--python", "--root", "--patches"):
+            next(rest, None)
+        elif not arg.startswith("-"):
+            return arg if arg in COMMANDS else ""
+    return ""
 
 
 def _render(outcome: report.Result, command: str, options: Options) -> int:
@@ -151,11 +184,11 @@ def _render(outcome: report.Result, command: str, options: Options) -> int:
             color=_color(options),
         )
     except OSError as error:
-        # A wrapped command's exit code counts also where nobody can be told, say on a full disk.
-        if error.errno not in (errno.EPIPE, errno.EIO) and not outcome.aside:
-            raise
-        # The reader went away (`patchkit log | head`, a closed terminal): what was done stands, and stdout
-        # must not be flushed again.
+        # What was done stands and the exit code says it, also where nobody can be told: the reader went away
+        # (`patchkit log | head`, a closed terminal), or the disk that stdout goes to is full.
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            _tell(_Untold(error), command, as_json=False, color=False)
+        # stdout must not be flushed again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return outcome.exit_code
 
@@ -163,9 +196,18 @@ def _render(outcome: report.Result, command: str, options: Options) -> int:
 def _fail(error: PatchkitError, command: str, argv: Sequence[str], options: Options) -> int:
     # A usage error may be raised before --json was parsed.
     own = argv[: argv.index("--")] if "--" in argv else argv
-    as_json = options.json or "--json" in own
-    report.render_error(error, command, as_json=as_json, color=_color(options))
+    as_json = (
+        options.json or "--json" in own or os.environ.get("PATCHKIT_JSON", "0") not in ("", "0", "false")
+    )
+    _tell(error, command, as_json=as_json, color=_color(options))
     return error.exit_code
+
+
+def _tell(error: PatchkitError, command: str, *, as_json: bool, color: bool) -> None:
+    try:
+        report.render_error(error, command, as_json=as_json, color=color)
+    except OSError:
+        pass  # nobody can be told, on a full disk say; the exit code still says it
 
 
 def _color(options: Options) -> bool:

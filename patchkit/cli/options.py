@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,17 +28,28 @@ class Options:
     quiet: bool = False
     verbose: bool = False
     no_color: bool = False
+    given: set[str] = field(default_factory=set)  # those that stood on the command line
 
     def workspace(self) -> Workspace:
         from patchkit.workspace import Workspace
 
-        return Workspace(python=self.python, root=self.root, patches=self.patches)
+        python, root = self.python, self.root
+        if python is not None and root is not None:
+            # Both say which tree is meant. The command line wins over the environment; else nobody guesses.
+            given = self.given & {"python", "root"}
+            if len(given) != 1:
+                where = "--python and --root" if given else "PATCHKIT_PYTHON and PATCHKIT_ROOT"
+                raise click.UsageError(f"{where} both say which tree is meant; give one")
+            python, root = (python, None) if "python" in given else (None, root)
+        return Workspace(python=python, root=root, patches=self.patches)
 
 
 def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     options = ctx.ensure_object(Options)
     name = str(param.name)
     source = ctx.get_parameter_source(name)
+    if source is ParameterSource.COMMANDLINE:
+        options.given.add(name)
     # The group is parsed first. A command's own flag wins over it; its default or the environment does not.
     if source is ParameterSource.COMMANDLINE or (ctx.parent is None and value not in (None, (), False)):
         setattr(options, name, value)
@@ -54,6 +65,7 @@ def global_options(command: F) -> F:
                 "--patches",
                 metavar="DIR",
                 multiple=True,
+                type=click.Path(),  # splits PATCHKIT_PATCHES at colons
                 help="Folder of patches; repeatable [default: ./patches]. Built-in patches come last.",
             ),
             click.option("--json", is_flag=True, help="Print one JSON object."),

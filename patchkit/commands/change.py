@@ -133,7 +133,7 @@ def _recover(workspace: Workspace, target: Target, holding: Holding) -> Recovery
     if journal is not None and (name := journal.history.get("distribution")):
         target = workspace.target_in(target.root, str(name))
         if target.release != journal.history.get("release"):
-            installed = {entry.path: entry.sha256 for entry in target.record}
+            installed = {os.path.normpath(entry.path): entry.sha256 for entry in target.record}
     return recoveries.recover(
         target.root, before_change=lambda files: holding.check(target, files), installed=installed
     )
@@ -195,12 +195,13 @@ def _change(
     workspace: Workspace, target: Target, decide: Callable[[Plan], None], *, holding: Holding, dry_run: bool
 ) -> Result:
     def plan() -> Plan:
-        last = History(target.root).last_mtime_ns()
+        state = State.load(target.root)
+        known = (History(target.root).last_mtime_ns(), *(applied.mtime_ns for applied in state.stack))
         made = Plan(
             target,
             workspace.catalog,
-            State.load(target.root),
-            fresh_mtime_ns(last),
+            state,
+            fresh_mtime_ns(max(known)),
             override=holding.overridden,
         )
         decide(made)
@@ -220,17 +221,29 @@ def _change(
     def attempt() -> Result:
         with tree_lock(target.root):
             recovery = _recover(workspace, target, holding)
-            made = plan()
-            _write(target, made, holding)
+            try:
+                made = plan()
+                _write(target, made, holding)
+            except PatchkitError:
+                if recovery is not None:
+                    holding.say(recovery.sentence())
+                raise
             if lease.leases(target.root):
                 lease.sweep(target.root)  # this may have finished what a dead session left
             return _result(target, made, recovery, dry_run=False)
 
-    if not os.path.isdir(os.path.join(target.root, FOLDER)):
-        made = plan()  # a refusal, or nothing to do, leaves nothing behind: not even a state folder
-        if not made.operations():
-            return _result(target, made, None, dry_run=False)
-        holding.retrying(lambda: holding.check(target, made.files))
+    folder = os.path.join(target.root, FOLDER)
+    if not os.path.isdir(folder):
+        # A refusal, or nothing to do, leaves nothing behind: not even a state folder.
+        try:
+            made = plan()
+            if not made.operations():
+                return _result(target, made, None, dry_run=False)
+            holding.retrying(lambda: holding.check(target, made.files))
+        except PatchkitError:
+            if not os.path.isdir(folder):
+                raise
+            # Another process has begun meanwhile; what counts is what we see under the lock.
     return holding.retrying(attempt)
 
 

@@ -122,7 +122,9 @@ def judge(
     for kept in state.kept:
         if os.path.lexists(os.path.join(target.root, kept.path)):  # whoever kept it may also delete it
             expected.setdefault(kept.path, kept.sha256)
-    testimony = examine(target, expected, _pinned(target, catalog))
+    others = [applied for applied in state.stack if applied.distribution != target.distribution]
+    foreign = {path for applied in others for path in (*applied.touched(), *applied.backups())}
+    testimony = examine(target, expected, lambda: _pinned(target, catalog), foreign)
     names = [applied.patch for applied in own]
     verdict = Verdict(target, testimony, names)
     verdict.offenders = [_recognised(target, catalog, offender) for offender in testimony.offenders]

@@ -63,7 +63,7 @@ class Holding:
     """How to meet a holder: ``wait_s`` seconds at most, or go on regardless for ``reason``.
 
     ``lock_wait_s`` is for the tree's lock alone, which is held for moments; ``session`` is the one whose own
-    leases do not stand in its way.
+    leases do not stand in its way. ``thorough`` and ``stop_to_read`` are the guard's.
     """
 
     wait_s: float = 0.0
@@ -72,6 +72,8 @@ class Holding:
     say: Callable[[str], None] = lambda _: None
     lock_wait_s: float = 0.0
     session: str | None = None
+    thorough: bool = False
+    stop_to_read: bool = False
 
     def __post_init__(self) -> None:
         if self.override and not (self.reason or "").strip():
@@ -90,7 +92,13 @@ class Holding:
             return
         from patchkit import guard
 
-        blockers = guard.inspect(target.root, files, prefix=target.prefix).blockers
+        blockers = guard.inspect(
+            target.root,
+            files,
+            prefix=target.prefix,
+            thorough=self.thorough,
+            stop_to_read=self.stop_to_read,
+        ).blockers
         if blockers:
             raise ManyErrors([HolderError(holder, target.root) for holder in blockers])
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _DEVICE = re.compile(rb"\s(/dev/\S+)$", re.MULTILINE)
+_PYTHONS = (b"python", b"pypy", b"graalpy")
 _TRIES = 3  # a process that execs or starts while it is read gives nonsense once
 _PAUSE = 0.01  # seconds
 
@@ -181,14 +182,16 @@ class Inspection:
         mapped = self._mapped(pid, maps)
         if mapped is not None:
             return mapped
-        trouble: str | None = None
+        trouble = ""
         hint: str | None = None
         for attempt in range(_TRIES):
             memory = ProcessMemory(pid)
             try:
                 symbols = self.finder.find(memory, maps)
                 if symbols is None:
-                    trouble = None
+                    if not any(word in maps for word in _PYTHONS):
+                        return None  # an editor that was started from the environment, say
+                    trouble = "its interpreter is not a CPython that can be read"
                     break
                 return self._read(pid, memory, symbols, maps)
             except PermissionError:
@@ -212,11 +215,6 @@ class Inspection:
         reason = self.environment.by_outside(pid, self.views.of(pid), maps)
         if reason is None:
             return None
-        if trouble is None:
-            if b"pypy" not in maps and b"graalpy" not in maps and b"python" not in maps:
-                # Not Python at all: an editor that was started from the environment, say.
-                return None
-            trouble = "its interpreter is not a CPython that can be read"
         return _Answer(Verdict.CANNOT_TELL, f"{trouble}, and {reason}", True, hint=hint)
 
     def _mapped(self, pid: int, maps: bytes) -> _Answer | None:

@@ -1,0 +1,143 @@
+"""``patchkit ps``, and apply and restore under it, with real processes of a real environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from patchkit.commands.ps import timelines
+from tests.support import Kit, Venv
+
+IMPORT = "import demopkg.core; print(demopkg.core.answer(), flush=True); input()"
+
+
+@pytest.fixture
+def start(venv: Venv) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Runs code in the environment; returns when it has printed a line."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def run(code: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([venv.python, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        running.append(process)
+        assert process.stdout is not None
+        process.said = process.stdout.readline().decode().strip()  # type: ignore[attr-defined]
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()  # type: ignore[union-attr]
+
+
+def rows(kit: Kit, *arguments: str) -> dict[int, dict]:
+    (target,) = json.loads(kit("ps", *arguments, "--json").out)["data"]["targets"]
+    return {row["pid"]: row for row in target["processes"]}
+
+
+def test_nobody_uses_the_tree(kit: Kit):
+    done = kit("ps")
+    assert "no process uses it" in done.out
+
+
+def test_each_process_with_the_version_that_it_runs(kit: Kit, start):
+    before = start(IMPORT)
+    kit("apply", "p1", "--override-guard", "--reason", "test")
+    patched = start(IMPORT)
+    kit("restore", "p1", "--override-guard", "--reason", "test")
+    after = start(IMPORT)
+    assert [process.said for process in (before, patched, after)] == ["AAA", "BBB", "AAA"]
+    found = rows(kit)
+    versions = {pid: row["versions"].get("demopkg/core.py") for pid, row in found.items()}
+    assert versions == {
+        before.pid: "older than the last change",
+        patched.pid: "older than the last change",
+        after.pid: "pristine",
+    }
+    assert "OLD, older than the last change" in kit("ps").out
+
+
+def test_a_process_of_the_patched_tree_is_named_by_the_patch(kit: Kit, start):
+    kit("apply", "p1")
+    process = start(IMPORT)
+    assert rows(kit, "p1")[process.pid]["versions"] == {"demopkg/core.py": "p1"}
+    text = kit("ps", "p1", "-v").out
+    assert "core.py: p1" in text
+    assert "sys.modules has" in text
+
+
+def test_a_process_of_the_environment_that_loaded_nothing(kit: Kit, start):
+    process = start("print(1, flush=True); input()")
+    assert rows(kit)[process.pid]["verdict"] == "not-loaded"
+    assert "not loaded" in kit("ps").out
+    kit("apply", "p1")
+
+
+def test_an_unknown_patch_is_one_line(kit: Kit):
+    done = kit("ps", "nothing", code=None)
+    assert done.code not in {0, 70}
+    assert "nothing" in done.err
+
+
+def test_apply_and_restore_refuse_while_the_file_is_loaded(kit: Kit, start):
+    process = start(IMPORT)
+    done = kit("apply", "p1", code=3)
+    assert str(process.pid) in done.err
+    kit("apply", "p1", "--dry-run", code=3)
+    process.kill()
+    process.wait()
+    kit("apply", "p1", "--thorough", "--stop-to-read")
+    process = start(IMPORT)
+    kit("restore", "p1", code=3)
+
+
+def test_wait_goes_on_as_soon_as_the_process_has_ended(kit: Kit, start):
+    process = start(IMPORT)
+
+    def end() -> None:
+        time.sleep(1.5)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    ender = threading.Thread(target=end)
+    ender.start()
+    done = kit("apply", "p1", "--wait", "60s")
+    ender.join()
+    assert "waiting" in done.err
+    assert str(process.pid) in done.err
+
+
+def test_an_override_needs_a_reason_and_is_remembered(kit: Kit, start):
+    start(IMPORT)
+    kit("apply", "p1", "--override-guard", code=2)
+    kit("apply", "p1", "--override-guard", "--reason", "I know what I do")
+    assert "I know what I do" in kit("status").out
+    assert "I know what I do" in kit("log").out
+
+
+def test_history_becomes_versions():
+    def record(when: float, action: str, name: str) -> dict:
+        return {"time": when, "patches": [{"name": name, "action": action, "files": [{"path": "m.py"}]}]}
+
+    records = [
+        record(1, "apply", "a"),
+        record(2, "apply", "b"),
+        {"damaged": "x", "schema": None},
+        record(3, "restore", "b"),
+        record(4, "restore", "a"),
+        record(5, "adopt", "c"),
+        record(6, "restore", "c"),
+    ]
+    assert timelines(records) == {
+        "m.py": [(1, "a"), (2, "a+b"), (3, "a"), (4, "pristine"), (6, "pristine")],
+    }

@@ -1,0 +1,118 @@
+"""The history: a chain of hashes in which a changed, added or missing line shows, and a torn one does not hurt."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from patchkit.history import History, record
+from patchkit.state import prepare
+
+
+@pytest.fixture
+def history(site):
+    prepare(str(site))
+    made = History(str(site))
+    for number in range(4):
+        made.append({**record("apply", [], mtime_ns=number), "id": str(number)})
+    return made
+
+
+def rewrite(history, change):
+    lines = history.lines()
+    change(lines)
+    with open(history.path, "wb") as file:
+        file.write(b"".join(line + b"\n" for line in lines))
+
+
+def test_an_unbroken_chain_holds(history):
+    assert history.verify() is None
+    assert [entry["id"] for entry in history.records()] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda lines: lines.__setitem__(1, lines[1].replace(b'"apply"', b'"maybe"')), 3),
+        (lambda lines: lines.pop(1), 2),
+        (lambda lines: lines.insert(2, lines[1]), 3),
+        (lambda lines: lines.reverse(), 1),
+        (lambda lines: lines.__setitem__(2, b"not json"), 3),
+        (lambda lines: lines.__setitem__(2, b"[]"), 3),
+        (lambda lines: lines.pop(0), 1),
+    ],
+    ids=["changed", "missing", "twice", "reversed", "no JSON", "no object", "first missing"],
+)
+def test_any_other_line_is_named(history, change, line):
+    rewrite(history, change)
+    broken = history.verify()
+    assert broken is not None
+    assert broken.line == line
+
+
+def test_a_torn_last_line_was_never_written_and_the_next_takes_its_place(history):
+    with open(history.path, "ab") as file:
+        file.write(b'{"action": "res')
+    assert history.verify() is None
+    history.append({**record("restore", [], mtime_ns=9), "id": "9"})
+    assert history.verify() is None
+    assert len(history.records()) == 5
+    assert history.last_mtime_ns() == 9
+
+
+def test_the_same_record_is_appended_once(history):
+    before = history.lines()
+    history.append({**record("apply", [], mtime_ns=3), "id": "3"})
+    assert history.lines() == before
+
+
+def test_log_shows_what_was_done_and_verify_proves_it(site, rooted):
+    rooted("apply", "p1")
+    rooted("restore")
+    done = rooted("log", "--verify")
+    assert "apply p1" in done.out
+    assert "restore p1" in done.out
+    assert "2 records, the chain holds" in done.out
+    records = rooted("log", "--json").json["data"]["roots"][0]["records"]
+    pins = {one["path"]: one for one in records[0]["patches"][0]["files"]}
+    assert pins["demopkg/core.py"]["before"] != pins["demopkg/core.py"]["after"]
+    assert {"user", "host", "time", "previous"} <= set(records[0])
+
+
+def test_log_verify_names_the_broken_line(site, rooted):
+    rooted("apply", "p1")
+    rooted("restore")
+    path = site / ".patchkit/history.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    entry = json.loads(lines[0])
+    path.write_text(json.dumps({**entry, "user": "nobody"}) + "\n" + lines[1])
+    done = rooted("log", "--verify", code=1)
+    assert "history.jsonl:2: does not follow the line before" in done.out
+
+
+def test_an_override_and_its_reason_are_written_down(site, rooted):
+    rooted("apply", "p1")
+    assert "guard overridden: a test" in rooted("log").out
+
+
+def test_the_history_outlives_the_patch_and_the_distribution(venv, kit):
+    kit("apply", "p1")
+    kit("restore")
+    assert os.listdir(venv.site / ".patchkit").count("history.jsonl") == 1
+    assert "2 records" in kit("log", "--verify").out
+
+
+def test_a_history_that_cannot_be_written_is_told_and_finished_later(site, rooted):
+    rooted("apply", "p1")
+    rooted("restore")
+    strace = ["strace", "-f", "-qqq", "-o", os.devnull, "-e", "trace=ftruncate"]
+    # The lock signs with the first one; the history is cut to its complete lines with the second.
+    inject = ["-e", "inject=ftruncate:error=EIO:when=2"]
+    done = rooted.spawn("apply", "p1", prefix=[*strace, *inject], code=5)
+    assert "the change is made and whole" in done.err
+    assert "was interrupted" in rooted("status").out
+    assert "finished an interrupted apply of p1" in rooted("recover").out
+    assert "3 records, the chain holds" in rooted("log", "--verify").out
+    rooted("verify")
