@@ -7,7 +7,7 @@ ALONE   = $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 TORCH  ?= torch==2.13.0
 # The engines (1.4 GB each) live outside the checkout; see examples/cpu_engine/venv.py.
 
-.PHONY: setup demo test test-core test-engine test-releases differential lint bench faults clean
+.PHONY: setup demo test test-core test-engine test-releases test-pins differential lint bench faults clean
 
 setup: $(VENV)/.ready
 
@@ -24,7 +24,7 @@ test: test-core test-engine
 
 # Many tests watch the deaths of processes; one that a loaded machine was too slow for is tried once more, alone.
 test-core: setup
-	$(BIN)/python -m pytest -n 2 -m "not engine and not trainer" tests || $(ALONE) -m "not engine and not trainer" tests
+	$(BIN)/python -m pytest -n 2 -m "not engine and not trainer and not releases" tests || $(ALONE) -m "not engine and not trainer and not releases" tests
 
 test-engine: setup
 	$(BIN)/python -m pytest -m "engine or trainer" tests || $(ALONE) -m "engine or trainer" tests
@@ -36,6 +36,10 @@ test-releases: setup
 # Thousands of random diffs beside git and GNU diff, and every mutation of a patch; prints the counts.
 differential: setup
 	PATCHKIT_EXAMPLES=3000 $(BIN)/python -m pytest -q -s tests/test_diff_against_git.py
+
+# hsdump on the files of every pinned release: fetches 2.5 GB of wheels once, keeps a few MB.
+test-pins: setup
+	$(BIN)/python -m pytest -m releases tests
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""A tiny DeepSeek-V3 checkpoint with random weights, one that real SGLang and Transformers both load.
+"""A tiny DeepSeek checkpoint with random weights, one that real SGLang and Transformers both load.
 
 The norm weights are random as well. Left at one, a state taken after the final norm could not be told
 from one taken before it. Run as a script by an interpreter that has torch and safetensors::
@@ -41,6 +41,7 @@ class Shape:
     value: int = 32
     context: int = 4096
     seed: int = 0
+    v2: bool = False  # DeepSeek-V2: no ranks for the query, other routing
     yarn: bool = True  # SGLang 0.5.9 needs it for this family; 0.4.6 does not know it
 
     @property
@@ -51,16 +52,28 @@ class Shape:
 
 def config(shape: Shape) -> dict[str, Any]:
     """The checkpoint's ``config.json``."""
+    # Transformers' DeepSeek-V2 leaves the attention's share of yarn out: make it 1 there.
+    mscale = 1e-9 if shape.v2 else 1.0
     yarn = {
         "type": "yarn",
         "factor": 4,
         "original_max_position_embeddings": shape.context // 4,
         "beta_fast": 32,
         "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
+        "mscale": mscale,
+        "mscale_all_dim": mscale,
     }
-    return {
+    v2 = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+    }
+    v3 = {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "torch_dtype": "bfloat16",
@@ -101,6 +114,7 @@ def config(shape: Shape) -> dict[str, Any]:
         "eos_token_id": 1,
         "use_cache": True,
     }
+    return {**v3, **v2} if shape.v2 else v3
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -114,9 +128,12 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield f"{block}.input_layernorm.weight", (hidden,), "norm"
         yield f"{block}.post_attention_layernorm.weight", (hidden,), "norm"
         attention = f"{block}.self_attn"
-        yield f"{attention}.q_a_proj.weight", (shape.q_rank, hidden), "matrix"
-        yield f"{attention}.q_a_layernorm.weight", (shape.q_rank,), "norm"
-        yield f"{attention}.q_b_proj.weight", (heads * head, shape.q_rank), "matrix"
+        if shape.v2:
+            yield f"{attention}.q_proj.weight", (heads * head, hidden), "matrix"
+        else:
+            yield f"{attention}.q_a_proj.weight", (shape.q_rank, hidden), "matrix"
+            yield f"{attention}.q_a_layernorm.weight", (shape.q_rank,), "norm"
+            yield f"{attention}.q_b_proj.weight", (heads * head, shape.q_rank), "matrix"
         yield f"{attention}.kv_a_proj_with_mqa.weight", (shape.kv_rank + shape.rope, hidden), "matrix"
         yield f"{attention}.kv_a_layernorm.weight", (shape.kv_rank,), "norm"
         yield f"{attention}.kv_b_proj.weight", (heads * (shape.nope + shape.value), shape.kv_rank), "matrix"
@@ -125,7 +142,8 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
             yield from gated_mlp(f"{block}.mlp", MLP_WIDTH, hidden)
             continue
         yield f"{block}.mlp.gate.weight", (EXPERTS, hidden), "router"
-        yield f"{block}.mlp.gate.e_score_correction_bias", (EXPERTS,), "bias"
+        if not shape.v2:
+            yield f"{block}.mlp.gate.e_score_correction_bias", (EXPERTS,), "bias"
         for expert in range(EXPERTS):
             yield from gated_mlp(f"{block}.mlp.experts.{expert}", EXPERT_WIDTH, hidden)
         yield from gated_mlp(f"{block}.mlp.shared_experts", EXPERT_WIDTH, hidden)
@@ -159,14 +177,16 @@ def write(folder: Path, shape: Shape) -> None:
 
 def ensure(python: Path, cache: Path, shape: Shape = Shape()) -> Path:
     """The folder of the model of this ``shape`` under ``cache``, written by ``python`` on first use."""
-    folder = cache / f"tiny-deepseek-v3-{shape.digest}"
+    folder = cache / f"tiny-deepseek-{shape.digest}"
     if folder.exists():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=cache, prefix=".tiny-"))
-    options = [f"--{name}={value}" for name, value in asdict(shape).items() if name != "yarn"]
-    yarn = "--yarn" if shape.yarn else "--no-yarn"
-    subprocess.run([str(python), __file__, str(fresh), *options, yarn], check=True)
+    options = [
+        (f"--{name}" if value else f"--no-{name}") if isinstance(value, bool) else f"--{name}={value}"
+        for name, value in asdict(shape).items()
+    ]
+    subprocess.run([str(python), __file__, str(fresh), *options], check=True)
     try:
         os.rename(fresh, folder)
     except OSError:  # another process was faster, with the same bytes

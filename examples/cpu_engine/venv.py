@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,7 +84,7 @@ class Recipe:
 
     @classmethod
     def of(cls, release: str) -> Recipe:
-        numbers = tuple(int(part) for part in release.split(".")[:3] if part.isdigit())
+        numbers = tuple(int(number) for number in re.findall(r"\d+", release)[:3])
         transformers, xgrammar = next(
             (tf, grammar) for first, tf, grammar in reversed(ERAS) if numbers >= first
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from examples.cpu_engine.server import PLAIN
+from patchkit.catalog import release_key
 from tests.engine.harness import (
     ALL_STATES,
     FLOAT32,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.engine
+
+FIRST_WITH_IDS = release_key("0.5.10rc0")
 
 
 def test_states_of_single_batched_long_and_concurrent_prompts_agree(
@@ -40,13 +43,15 @@ def test_states_of_single_batched_long_and_concurrent_prompts_agree(
         SGLANG_HS_DUMP_DIR=str(folder),
         SGLANG_HS_DUMP_LAYERS=ALL_STATES,
     ) as server:
-        server.generate(single, max_new_tokens=4)
+        server.generate(single, max_new_tokens=4, rid="named-by-the-client")
         server.generate(batch, max_new_tokens=4)
         server.generate(long)
         with ThreadPoolExecutor(len(clients)) as pool:
             list(pool.map(server.generate, clients))
         entries = wait_for_rows(folder, sum(map(len, prompts)))
     assert {entry["release"] for entry in entries} == {engine.release}
+    (named,) = [entry["request_id"] for entry in entries if entry["tokens"] == len(single)]
+    assert named == ("named-by-the-client" if release_key(engine.release) >= FIRST_WITH_IDS else None)
     assert {tuple(entry["layers"]) for entry in entries} == {(0, 1, 2, 3, 4)}
     report = compare(engine, folder, prompts)
     assert [len(chains) for chains in report] == [1] * len(prompts)

@@ -303,6 +303,8 @@ class Dump:
             return
         try:
             if k == self.layers[0]:
+                if self.batch is not None:  # its forward did not reach the end
+                    self.buffer.release(self.batch.region)
                 self.batch = Batch(self, total, forward_batch)
             elif self.batch is None:
                 return
@@ -444,8 +446,9 @@ class Dump:
             return
         self.stopping = True
         self.batches.put(None)
+        deadline = time.monotonic() + self.stall_seconds
         for thread in (self.collector, *self.writers):
-            thread.join(timeout=self.stall_seconds)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
         if self.failure is None:
             self.write_status("stopped")
         with self.lock:

@@ -13,36 +13,48 @@ from examples.cpu_engine.venv import cache_root
 from tools.hsdump.models import MODELS
 
 PATHS = tuple(sorted({path for model in MODELS for path in model.paths}))
-PREFIX = "sglang/srt/models/"
+# What makes a folder of these files a root that patchkit knows.
+ALSO = ("sglang/__init__.py",)
 
 
 def sources(release: str) -> dict[str, bytes]:
     """Path relative to the root -> bytes as pip would install them; fetched once."""
-    folder = cache_root() / "sources" / f"sglang-{release}"
-    if not folder.exists():
-        extract(release, folder)
-    return {path: (folder / path).read_bytes() for path in PATHS}
+    root = folder(release)
+    return {path: (root / path).read_bytes() for path in PATHS}
 
 
-def extract(release: str, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+def folder(release: str, *, fetch: bool = True) -> Path:
+    """A root with the release's model files and its metadata; do not write to it."""
+    found = cache_root() / "sources" / f"sglang-{release}"
+    if fetch and not found.exists():
+        extract(release, found)
+    return found
+
+
+def extract(release: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         wheel = download(release, Path(scratch))
         fresh = Path(scratch) / "sources"
         with zipfile.ZipFile(wheel) as archive:
-            for path in PATHS:
-                archive.extract(path, fresh)
-        if not folder.exists():
-            os.rename(fresh, folder)
+            for name in archive.namelist():
+                if (
+                    name in PATHS
+                    or name in ALSO
+                    or name.endswith((".dist-info/METADATA", ".dist-info/RECORD"))
+                ):
+                    archive.extract(name, fresh)
+        if not target.exists():
+            os.rename(fresh, target)
 
 
-def download(release: str, folder: Path) -> Path:
-    """The release's wheel for this interpreter, at most 130 MB, in ``folder``."""
+def download(release: str, target: Path) -> Path:
+    """The release's wheel for this interpreter, at most 130 MB, in ``target``."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
     subprocess.run(
-        [*pip, "--only-binary=:all:", f"--dest={folder}", f"sglang=={release}"],
+        [*pip, "--only-binary=:all:", f"--dest={target}", f"sglang=={release}"],
         check=True,
         env={**os.environ, "PIP_NO_CACHE_DIR": "1"},
     )
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = target.glob("*.whl")
     return wheel
