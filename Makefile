@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 ALONE   = $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+CORE    = "not engine and not trainer and not releases"
 # Named, so that a machine with a CPU build of it at hand takes that one; any torch of [extract] will do.
 TORCH  ?= torch==2.13.0
 # The engines (1.4 GB each) live outside the checkout; see examples/cpu_engine/venv.py.
@@ -24,12 +25,12 @@ test: test-core test-engine
 
 # Many tests watch the deaths of processes; one that a loaded machine was too slow for is tried once more, alone.
 test-core: setup
-	$(BIN)/python -m pytest -n 2 -m "not engine and not trainer and not releases" tests || $(ALONE) -m "not engine and not trainer and not releases" tests
+	$(BIN)/python -m pytest -n 2 -m $(CORE) tests || $(ALONE) -m $(CORE) tests
 
 test-engine: setup
 	$(BIN)/python -m pytest -m "engine or trainer" tests || $(ALONE) -m "engine or trainer" tests
 
-# hsdump on the ten releases that serve on a CPU; an hour or two, 15 GB of environments.
+# hsdump served by the ten releases that can on a CPU; an hour or two, 15 GB of environments.
 test-releases: setup
 	PATCHKIT_TEST_RELEASES=all $(BIN)/python -m pytest -m engine tests/engine
 
