@@ -185,11 +185,10 @@ def _render(outcome: report.Result, command: str, options: Options) -> int:
         )
     except OSError as error:
         # What was done stands and the exit code says it, also where nobody can be told: the reader went away
-        # (`patchkit log | head`, a closed terminal), or the disk that stdout goes to is full.
+        # (`patchkit log | head`, a closed terminal), or the disk that the output goes to is full.
+        _mute()
         if error.errno not in (errno.EPIPE, errno.EIO):
             _tell(_Untold(error), command, as_json=False, color=False)
-        # stdout must not be flushed again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return outcome.exit_code
 
 
@@ -207,7 +206,16 @@ def _tell(error: PatchkitError, command: str, *, as_json: bool, color: bool) -> 
     try:
         report.render_error(error, command, as_json=as_json, color=color)
     except OSError:
-        pass  # nobody can be told, on a full disk say; the exit code still says it
+        _mute()  # nobody can be told, on a full disk say; the exit code still says it
+
+
+def _mute() -> None:
+    """Send what a stream cannot write to nowhere: Python's flush at exit would make the exit code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _color(options: Options) -> bool:

@@ -40,68 +40,68 @@ def start(venv: Venv) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
                 stream.close()  # type: ignore[union-attr]
 
 
-def rows(kit: Kit, *arguments: str) -> dict[int, dict]:
-    (target,) = json.loads(kit("ps", *arguments, "--json").out)["data"]["targets"]
+def rows(guarded: Kit, *arguments: str) -> dict[int, dict]:
+    (target,) = json.loads(guarded("ps", *arguments, "--json").out)["data"]["targets"]
     return {row["pid"]: row for row in target["processes"]}
 
 
-def test_nobody_uses_the_tree(kit: Kit):
-    done = kit("ps")
+def test_nobody_uses_the_tree(guarded: Kit):
+    done = guarded("ps")
     assert "no process uses it" in done.out
 
 
-def test_each_process_with_the_version_that_it_runs(kit: Kit, start):
+def test_each_process_with_the_version_that_it_runs(guarded: Kit, start):
     before = start(IMPORT)
-    kit("apply", "p1", "--override-guard", "--reason", "test")
+    guarded("apply", "p1", "--override-guard", "--reason", "test")
     patched = start(IMPORT)
-    kit("restore", "p1", "--override-guard", "--reason", "test")
+    guarded("restore", "p1", "--override-guard", "--reason", "test")
     after = start(IMPORT)
     assert [process.said for process in (before, patched, after)] == ["AAA", "BBB", "AAA"]
-    found = rows(kit)
+    found = rows(guarded)
     versions = {pid: row["versions"].get("demopkg/core.py") for pid, row in found.items()}
     assert versions == {
         before.pid: "older than the last change",
         patched.pid: "older than the last change",
         after.pid: "pristine",
     }
-    assert "OLD, older than the last change" in kit("ps").out
+    assert "OLD, older than the last change" in guarded("ps").out
 
 
-def test_a_process_of_the_patched_tree_is_named_by_the_patch(kit: Kit, start):
-    kit("apply", "p1")
+def test_a_process_of_the_patched_tree_is_named_by_the_patch(guarded: Kit, start):
+    guarded("apply", "p1")
     process = start(IMPORT)
-    assert rows(kit, "p1")[process.pid]["versions"] == {"demopkg/core.py": "p1"}
-    text = kit("ps", "p1", "-v").out
+    assert rows(guarded, "p1")[process.pid]["versions"] == {"demopkg/core.py": "p1"}
+    text = guarded("ps", "p1", "-v").out
     assert "core.py: p1" in text
     assert "sys.modules has" in text
 
 
-def test_a_process_of_the_environment_that_loaded_nothing(kit: Kit, start):
+def test_a_process_of_the_environment_that_loaded_nothing(guarded: Kit, start):
     process = start("print(1, flush=True); input()")
-    assert rows(kit)[process.pid]["verdict"] == "not-loaded"
-    assert "not loaded" in kit("ps").out
-    kit("apply", "p1")
+    assert rows(guarded)[process.pid]["verdict"] == "not-loaded"
+    assert "not loaded" in guarded("ps").out
+    guarded("apply", "p1")
 
 
-def test_an_unknown_patch_is_one_line(kit: Kit):
-    done = kit("ps", "nothing", code=None)
+def test_an_unknown_patch_is_one_line(guarded: Kit):
+    done = guarded("ps", "nothing", code=None)
     assert done.code not in {0, 70}
     assert "nothing" in done.err
 
 
-def test_apply_and_restore_refuse_while_the_file_is_loaded(kit: Kit, start):
+def test_apply_and_restore_refuse_while_the_file_is_loaded(guarded: Kit, start):
     process = start(IMPORT)
-    done = kit("apply", "p1", code=3)
+    done = guarded("apply", "p1", code=3)
     assert str(process.pid) in done.err
-    kit("apply", "p1", "--dry-run", code=3)
+    guarded("apply", "p1", "--dry-run", code=3)
     process.kill()
     process.wait()
-    kit("apply", "p1", "--thorough", "--stop-to-read")
+    guarded("apply", "p1", "--thorough", "--stop-to-read")
     process = start(IMPORT)
-    kit("restore", "p1", code=3)
+    guarded("restore", "p1", code=3)
 
 
-def test_wait_goes_on_as_soon_as_the_process_has_ended(kit: Kit, start):
+def test_wait_goes_on_as_soon_as_the_process_has_ended(guarded: Kit, start):
     process = start(IMPORT)
 
     def end() -> None:
@@ -111,18 +111,18 @@ def test_wait_goes_on_as_soon_as_the_process_has_ended(kit: Kit, start):
 
     ender = threading.Thread(target=end)
     ender.start()
-    done = kit("apply", "p1", "--wait", "60s")
+    done = guarded("apply", "p1", "--wait", "60s")
     ender.join()
     assert "waiting" in done.err
     assert str(process.pid) in done.err
 
 
-def test_an_override_needs_a_reason_and_is_remembered(kit: Kit, start):
+def test_an_override_needs_a_reason_and_is_remembered(guarded: Kit, start):
     start(IMPORT)
-    kit("apply", "p1", "--override-guard", code=2)
-    kit("apply", "p1", "--override-guard", "--reason", "I know what I do")
-    assert "I know what I do" in kit("status").out
-    assert "I know what I do" in kit("log").out
+    guarded("apply", "p1", "--override-guard", code=2)
+    guarded("apply", "p1", "--override-guard", "--reason", "I know what I do")
+    assert "I know what I do" in guarded("status").out
+    assert "I know what I do" in guarded("log").out
 
 
 def test_history_becomes_versions():
