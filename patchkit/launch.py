@@ -1,14 +1,15 @@
 """Becomes the command of a session. Run as a script in the new process; imports nothing of patchkit.
 
-``python -I -S launch.py REPORT TERMINAL PARENT IGNORED -- COMMAND...``: makes a process group of its own,
-takes the terminal (a descriptor, -1 for none), asks to be told (SIGTERM) when PARENT dies, and executes
-COMMAND. What prevents that is written to the descriptor REPORT, as an errno. IGNORED are signals that stay
-ignored.
+``python -I -S launch.py REPORT TERMINAL PARENT IGNORED MARK -- COMMAND...``: makes a process group of its
+own, takes the terminal (a descriptor, -1 for none), asks to be told (SIGTERM) when PARENT dies (unless 0),
+and executes COMMAND. What prevents that is written to the descriptor REPORT, as an errno. IGNORED are signals
+that stay ignored. MARK is a limit by which every descendant is known (see ``processes.mark``).
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 
@@ -28,9 +29,17 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGTERM)
 
 
+def set_mark(limit: int) -> None:
+    try:
+        if resource.getrlimit(resource.RLIMIT_RTTIME)[1] == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (limit, limit))
+    except (OSError, ValueError, AttributeError):
+        pass  # a kernel without it
+
+
 def main() -> None:
-    report, terminal, parent, ignored = (sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4])
-    command = sys.argv[6:]
+    report, terminal, parent, ignored, mark = sys.argv[1:6]
+    command = sys.argv[7:]
     os.set_inheritable(int(report), False)
     os.setpgid(0, 0)
     if int(terminal) >= 0:
@@ -40,7 +49,9 @@ def main() -> None:
             os.tcsetpgrp(int(terminal), os.getpgrp())
         except OSError:
             pass  # the terminal is gone; the command will notice
-    die_with(int(parent))
+    if int(parent):
+        die_with(int(parent))
+    set_mark(int(mark))
     kept = {int(number) for number in ignored.split(",") if number}
     for name in _RESET:
         number = getattr(signal, name)

@@ -78,15 +78,32 @@ def become_subreaper(on: bool = True) -> bool:
     return bool(before.value)
 
 
+def mark(session: str) -> int:
+    """A limit on real-time CPU (RLIMIT_RTTIME, microseconds) that says who runs in ``session``.
+
+    Environment, process group, session and parent all go when a daemon makes itself one; limits are
+    inherited by whatever it does, stay readable for everybody, and 146,000 years limit nobody.
+    """
+    return 1 << 62 | int(session, 16)
+
+
+def runs_in(pid: int, session: str) -> bool:
+    """Whether process ``pid`` carries the mark of ``session``, in its limits or its environment.
+
+    A session within another one leaves the outer one's limit in place.
+    """
+    return procfs.limit(pid, "Max realtime timeout") == mark(session) or session in procfs.environment(
+        pid
+    ).get(MARKER, "").split(":")
+
+
 def marked(session: str) -> list[Process]:
-    """Living processes whose environment says that they run in ``session``, as far as it can be read."""
-    found = []
-    for pid, process in table().items():
-        if process.ended or pid == os.getpid():
-            continue
-        if session in procfs.environment(pid).get(MARKER, "").split(":"):
-            found.append(process)
-    return found
+    """Living processes that run in ``session``."""
+    return [
+        process
+        for pid, process in table().items()
+        if not process.ended and pid != os.getpid() and runs_in(pid, session)
+    ]
 
 
 class Family:
@@ -132,7 +149,7 @@ class Family:
             return False
         if self.exclusive or child in self.known or child.group in groups or child.session in groups:
             return True
-        return self.session in procfs.environment(child.pid).get(MARKER, "").split(":")
+        return runs_in(child.pid, self.session)
 
     def reap(self) -> None:
         """Collect dead members that are our children; one that was started here keeps its exit code."""

@@ -99,6 +99,7 @@ class Record:
     exit_code: int | None = None
     signals: list[int] = field(default_factory=list)
     restored: bool | None = None
+    gpus_held: list[str] = field(default_factory=list)  # after the last process had ended
     statement: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -137,6 +138,7 @@ class Record:
                     for manifest in self.patches
                 ],
                 "restored": self.restored,
+                "gpus_held": self.gpus_held,
                 # Values may be secrets: only those that patchkit set itself are written down.
                 "environment": {
                     "names": sorted({*os.environ, *self.env_set}),

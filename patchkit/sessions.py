@@ -22,6 +22,7 @@ from patchkit.commands import change
 from patchkit.commands.check import Verdict, judge
 from patchkit.commands.holding import LOCK_WAIT_S, Holding
 from patchkit.errors import PatchkitError
+from patchkit.gpu_memory import GpuMemory
 from patchkit.lock import tree_lock
 from patchkit.provenance import Record, TreeState
 from patchkit.session_errors import (
@@ -43,13 +44,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from patchkit.catalog import Patch
+    from patchkit.guard import Gpu
     from patchkit.lease import Lease
-    from patchkit.processes import Ending
+    from patchkit.processes import Ending, Process
     from patchkit.target import Target
     from patchkit.workspace import Workspace
 
 GRACE_S = 30.0
 _SETTLE_S = 15.0  # for what others started to let go of the tree, and for a driver to free its memory
+_GPU_POLL_S = 0.5
 
 
 class Session:
@@ -110,7 +113,9 @@ class Session:
         )
         self._supervisor: Supervisor | None = None
         self._before: list[Verdict] = []
-        self._pids: set[int] = set()
+        self.gpus_held: list[Gpu] = []
+        self._gpu_memory: GpuMemory | None = None
+        self._family: set[Process] = set()
 
     # -- entering -----------------------------------------------------------------------------------
 
@@ -152,6 +157,7 @@ class Session:
             self._before.append(verdict)
             self.record.trees.append(TreeState(target, provenance.tree_digest(target)))
         self.record.machine = provenance.machine()
+        self._gpu_memory = GpuMemory()
         if self.patches:
             change.apply(self.workspace, [patch.name for patch in self.patches], holding=self.holding)
             stack = State.load(self.targets[0].root).stack
@@ -224,7 +230,7 @@ class Session:
         self.record.command.append(list(command))
         if env:
             self.record.env_set = {**self.record.env_set, **env}
-        child = supervisor.start(
+        return supervisor.start(
             command,
             env=self.environment(env),
             cwd=cwd,
@@ -233,14 +239,12 @@ class Session:
             stderr=stderr,
             foreground=foreground,
         )
-        self._pids.add(child.pid)
-        return child
 
     def stop(self) -> Ending:
         """End everything that the session started and keep it open."""
         supervisor = self._running()
         ending = supervisor.end()
-        self._pids |= {process.pid for process in supervisor.family.known}
+        self._family |= supervisor.family.known
         return ending
 
     @property
@@ -261,14 +265,20 @@ class Session:
 
     def _answer(self, doing: str | None) -> None:
         """Raise for a signal that came and was not answered yet."""
+        number = self._unanswered()
+        if number is None:
+            return
+        if doing is not None:
+            raise SessionInterruptedError(number, doing)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def _unanswered(self) -> int | None:
+        """The last signal that came and was not answered yet, which is then answered."""
         supervisor = self._supervisor
         if supervisor is None or len(supervisor.received) <= supervisor.answered:
-            return
-        received = supervisor.received
-        supervisor.answered = len(received)
-        if doing is not None:
-            raise SessionInterruptedError(received[-1], doing)
-        raise KeyboardInterrupt if received[-1] == signal.SIGINT else SystemExit(128 + received[-1])
+            return None
+        supervisor.answered = len(supervisor.received)
+        return supervisor.received[-1]
 
     # -- leaving ------------------------------------------------------------------------------------
 
@@ -333,13 +343,24 @@ class Session:
         return None
 
     def _await_gpus(self) -> None:
-        """Wait until the drivers have freed what our processes held."""
-        from patchkit.guard import accelerators
+        """Wait until the drivers have freed what our processes held; a signal ends the waiting, no more.
 
+        What is held after that is reported: memory alone does not keep files from being put back.
+        """
+        if self._gpu_memory is None:
+            return
         deadline = time.monotonic() + _SETTLE_S
-        while self._pids & set(accelerators.listed().by_pid) and time.monotonic() < deadline:
-            self._say_or_stop("waiting for the GPUs to be released")
-            time.sleep(0.5)
+        said = False
+        while held := self._gpu_memory.held(self._family):
+            if time.monotonic() >= deadline or self._unanswered() is not None:
+                break
+            if not said:
+                self.say(f"waiting for {held[0].name} to be released")
+            said = True
+            self._tenancy.beat()
+            time.sleep(_GPU_POLL_S)
+        self.gpus_held = held
+        self.record.gpus_held = sorted({gpu.name for gpu in held})
 
     def _restore(self) -> None:
         self.shared_with = self._tenancy.restore(self.workspace, self.targets[0], _SETTLE_S)

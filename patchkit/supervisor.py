@@ -151,13 +151,16 @@ class Supervisor:
         Raises CommandNotStartedError.
         """
         terminal = self.terminal.descriptor if foreground and self.terminal.is_ours() else -1
+        # The kernel tells of the end of the thread that forks, not of the process: another one may end early.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         report_r, report_w = os.pipe2(os.O_CLOEXEC)
         with open(report_r, "rb", closefd=True) as report:
             try:
                 child = subprocess.Popen(
                     [
                         *(sys.executable, "-I", "-S", _LAUNCH, str(report_w), str(terminal)),
-                        *(str(os.getpid()), ",".join(map(str, map(int, self._ignored))), "--", *command),
+                        *(str(parent), ",".join(map(str, map(int, self._ignored)))),
+                        *(str(processes.mark(self.session)), "--", *command),
                     ],
                     env=env,
                     cwd=cwd,

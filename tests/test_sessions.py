@@ -16,7 +16,7 @@ import patchkit
 from patchkit import processes
 from patchkit.errors import PatchkitError
 from patchkit.supervisor import CommandNotFoundError
-from tests.support import DEMO, P1, files, patched, snapshot
+from tests.support import DEMO, P1, Kit, files, patched, snapshot
 
 SERVE = str(Path(__file__).with_name("serve.py"))
 
@@ -100,6 +100,63 @@ def test_a_daemon_is_ended_and_the_programs_own_children_are_not(session, venv, 
         for process in (earlier, later):
             process.kill()
             process.wait()
+
+
+# Forks twice, and gives up session, group, environment and parent: nothing that it can drop still tells.
+ESCAPE = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.chdir("/")
+        os.execve("/bin/sh", ["sh", "-c", 'echo $$ >"$0.tmp"; mv "$0.tmp" "$0"; exec sleep 600', sys.argv[1]], {})
+    os._exit(0)
+"""
+
+
+def _pid(path):
+    _until(path.exists)
+    return int(path.read_text())
+
+
+def test_a_daemon_without_environment_is_ended_and_the_programs_own_one_is_not(session, venv, tmp_path):
+    ours, own = tmp_path / "ours", tmp_path / "own"
+    with session("p1") as one:
+        assert one.run([venv.python, "-c", ESCAPE, ours]) == 0
+        subprocess.run([venv.python, "-c", ESCAPE, own], check=True)
+        daemon, later = _pid(ours), _pid(own)
+        assert not _gone(daemon)
+    assert _gone(daemon)
+    assert not _gone(later)
+    os.kill(later, signal.SIGKILL)
+    os.waitpid(later, 0)  # it was handed to us
+
+
+def test_recover_waits_for_a_daemon_without_environment(venv, patches, before, tmp_path):
+    kit = Kit(["--python", str(venv.python), "--patches", str(patches)])
+    code = f"{ESCAPE}\nimport time; time.sleep(600)"
+    command = [*kit.where, "run", "p1", "--", venv.python, "-c", code, tmp_path / "d"]
+    run = subprocess.Popen([sys.executable, "-m", "patchkit", *command], stderr=subprocess.DEVNULL)
+    daemon = _pid(tmp_path / "d")
+    run.kill()
+    run.wait(60)
+    assert f" {daemon} " in kit.spawn("recover", code=3).err
+    os.kill(daemon, signal.SIGKILL)
+    kit.spawn("recover", "--wait", "20s")
+    assert snapshot(venv.site) == before
+
+
+def test_a_server_outlives_the_thread_that_started_it(session, venv, tmp_path):
+    ready, children = tmp_path / "ready", []
+    with session("p1") as one:
+        thread = threading.Thread(
+            target=lambda: children.append(one.start([venv.python, "-B", SERVE, ready]))
+        )
+        thread.start()
+        thread.join(60)
+        _until(ready.exists)
+        time.sleep(0.2)
+        assert children[0].poll() is None
 
 
 def test_signal_handlers_and_orphans_are_given_back(session):

@@ -100,6 +100,10 @@ def _result(session: Session, command: Sequence[str], code: int, failure: AfterC
         lines.append(f"  rest      {ending.found} more processes were ended{killed}")
     if ending is not None:
         lines += [("bad", f"  rest      process {one.pid} could not be ended") for one in ending.left]
+    lines += [
+        ("warn", f"  gpu       {gpu.name} still has {(gpu.memory or 0) >> 20} MiB in use")
+        for gpu in session.gpus_held
+    ]
     if failure is None:
         lines += _tree_lines(session)
     if session.record_path is not None:
@@ -112,6 +116,7 @@ def _result(session: Session, command: Sequence[str], code: int, failure: AfterC
             "signals": record.signals,
             "seconds": took,
             "ended": {"found": ending.found, "killed": ending.killed} if ending else None,
+            "gpus_held": [gpu.to_json() for gpu in session.gpus_held],
             "kept": session.kept,
             "shared_with": [one.session for one in session.shared_with],
             "restored": bool(record.restored),

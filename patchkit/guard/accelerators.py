@@ -32,7 +32,7 @@ NODES = (
 NODES_VARIABLE = "PATCHKIT_DEVICE_NODES"  # more patterns, with ':' between them
 KFD = "/sys/class/kfd/kfd/proc"
 # An idle driver keeps some memory of its own; a CUDA context alone takes about this much.
-_IDLE_MEMORY = 256 << 20
+IDLE_MEMORY = 256 << 20
 
 
 @dataclass
@@ -128,7 +128,7 @@ def _ask_device(pynvml: Any, index: int, result: Listed) -> None:
                 listed[entry.pid] = max(listed.get(entry.pid, 0), entry.usedGpuMemory or 0)
     # In a PID namespace of its own, the driver leaves out the processes that have no number there.
     excess = _memory_used(pynvml, handle) - sum(listed.values())
-    if known and not instances and excess > _IDLE_MEMORY:
+    if known and not instances and excess > IDLE_MEMORY:
         result.unexplained.append(Gpu(f"GPU {index}", "compute", uuid, excess))
 
 

@@ -119,6 +119,18 @@ def environment(pid: int) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
 
 
+def limit(pid: int, name: str) -> int | None:
+    """The hard limit of that name as ``/proc/PID/limits`` calls it; None if there is none, or for a process
+    that is gone. Readable for everybody.
+    """
+    try:
+        limits = _slurp(f"/proc/{pid}/limits")
+    except OSError:
+        return None
+    found = re.search(rb"^%s +\S+ +(\d+) " % name.encode("ascii"), limits, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
 def maps(pid: int) -> bytes:
     """``/proc/PID/maps``. Raises OSError; empty for kernel threads and zombies."""
     return _slurp(f"/proc/{pid}/maps")
