@@ -260,7 +260,7 @@ class Session:
     def _say_or_stop(self, text: str) -> None:
         """Called while something is waited for: the moment to see that a signal came."""
         self._tenancy.beat()
-        self._answer("waiting")
+        self._answer(text)
         self.say(text)
 
     def _answer(self, doing: str | None) -> None:

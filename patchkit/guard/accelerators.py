@@ -118,11 +118,7 @@ def _ask_device(pynvml: Any, index: int, result: Listed) -> None:
             ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
             ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
         ):
-            try:
-                entries = getattr(pynvml, ask)(place)
-            except (AttributeError, pynvml.NVMLError):
-                continue  # not supported by this driver, or not for this kind of device
-            for entry in entries:
+            for entry in _processes(pynvml, ask, place):
                 _merge(result, entry.pid, Gpu(name, kind, identity, entry.usedGpuMemory or None))
                 known = known and entry.usedGpuMemory is not None
                 listed[entry.pid] = max(listed.get(entry.pid, 0), entry.usedGpuMemory or 0)
@@ -130,6 +126,17 @@ def _ask_device(pynvml: Any, index: int, result: Listed) -> None:
     excess = _memory_used(pynvml, handle) - sum(listed.values())
     if known and not instances and excess > IDLE_MEMORY:
         result.unexplained.append(Gpu(f"GPU {index}", "compute", uuid, excess))
+
+
+def _processes(pynvml: Any, ask: str, place: Any) -> list[Any]:
+    """One list of a device; the older form of the question where the driver is older than the binding."""
+    for question in (ask, f"{ask}_v2"):
+        with contextlib.suppress(AttributeError, pynvml.NVMLLibraryMismatchError):
+            try:
+                return list(getattr(pynvml, question)(place))
+            except pynvml.NVMLError:
+                return []  # not for this kind of device, or not with this driver
+    return []
 
 
 def _merge(result: Listed, pid: int, gpu: Gpu) -> None:
