@@ -24,7 +24,7 @@ from patchkit.tree import sha256_file
 from patchkit.witness import files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from patchkit.manifest import Manifest
     from patchkit.target import Target
@@ -100,6 +100,7 @@ class Record:
     signals: list[int] = field(default_factory=list)
     restored: bool | None = None
     gpus_held: list[str] = field(default_factory=list)  # after the last process had ended
+    written: list[dict[str, Any]] = field(default_factory=list)  # the outputs as ``write`` found them
     statement: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +109,8 @@ class Record:
             for tree in self.trees
             if (digest := tree.during or tree.before)
         ]
-        outputs = [_output(path) for path in self.outputs]
+        outputs = [_output(path, self.outputs) for path in self.outputs]
+        self.written = outputs
         for output in outputs:
             subjects += [
                 {"name": _under(output, name), "digest": {"sha256": sha256}}
@@ -151,7 +153,7 @@ class Record:
 
     def write(self, folder: str) -> str:
         """Write ``patchkit-run-<session>.json`` into ``folder``; returns its path. Raises OSError."""
-        data = (json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n").encode("ascii")
+        data = (json.dumps(_spelled(self.to_json()), indent=2, sort_keys=True) + "\n").encode("ascii")
         path = os.path.join(folder, f"{PREFIX}{self.session}.json")
         temp = f"{path}.tmp"
         try:
@@ -233,28 +235,82 @@ def check_output(path: str) -> str:
     return absolute
 
 
-def _output(path: str) -> dict[str, Any]:
-    """The sha256 of a file, or of each file below a folder, by its path there."""
+def _output(path: str, all_paths: Sequence[str]) -> dict[str, Any]:
+    """The sha256 of a file, or of each file below a folder, by its path there.
+
+    ``name`` stands for it in the subjects, which must not share a name. ``unread`` says why for each file
+    or folder that could not be read.
+    """
+    base = os.path.basename(path)
+    unique = [os.path.basename(other) for other in all_paths].count(base) == 1
     kind = "folder" if os.path.isdir(path) else "file" if os.path.isfile(path) else None
-    files = {name: sha256_file(os.path.join(path, name) if name else path)[0] for name in _names(path)}
-    return {"path": path, "kind": kind, "files": files}
+    files, unread = digests(path)
+    return {
+        "path": path,
+        "name": base if base and unique else path,
+        "kind": kind,
+        "files": files,
+        "unread": unread,
+    }
 
 
-def _names(path: str) -> Iterator[str]:
-    """Regular files below ``path``, relative to it; "" if it is a file itself. Records are no outputs."""
-    if os.path.isfile(path):
-        yield ""
-    for top, folders, files in os.walk(path):
+def digests(path: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The sha256 of each regular file below ``path``, and what could not be read and why, both by the path
+    relative to it, "" for itself. Records are no outputs.
+    """
+    files: dict[str, str] = {}
+    unread: dict[str, str] = {}
+
+    def fail(error: OSError, name: str | None = None) -> None:
+        found = os.path.relpath(error.filename, path) if name is None else name
+        unread[spelled(found)] = error.strerror or str(error)
+
+    for name in _names(path, fail):
+        try:
+            files[spelled(name)] = sha256_file(place(path, name))[0]
+        except OSError as error:
+            fail(error, name)
+    return files, unread
+
+
+def _names(path: str, fail: Callable[[OSError], None]) -> Iterator[str]:
+    if not os.path.isdir(path):
+        if os.path.isfile(path):
+            yield ""
+        return
+    for top, folders, files in os.walk(path, onerror=fail):
         folders.sort()
         for name in sorted(files):
             full = os.path.join(top, name)
-            if stat.S_ISREG(os.stat(full, follow_symlinks=False).st_mode) and not name.startswith(PREFIX):
+            try:
+                regular = stat.S_ISREG(os.lstat(full).st_mode)
+            except OSError as error:
+                fail(error)
+                continue
+            if regular and not name.startswith(PREFIX):
                 yield os.path.relpath(full, path)
 
 
 def _under(output: dict[str, Any], name: str) -> str:
-    base = os.path.basename(output["path"])
-    return f"{base}/{name}" if name else base
+    return f"{output['name']}/{name}" if name else str(output["name"])
+
+
+def place(output: str, name: str) -> str:
+    """Where the file ``name`` of an output lies."""
+    return os.path.join(output, name) if name else output
+
+
+def spelled(text: str) -> str:
+    """JSON is UTF-8, names and arguments need not be: other bytes are spelled as Python spells them."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
+
+
+def _spelled(data: Any) -> Any:
+    if isinstance(data, str):
+        return spelled(data)
+    if isinstance(data, dict):
+        return {spelled(key): _spelled(value) for key, value in data.items()}
+    return [_spelled(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -292,8 +348,9 @@ def _check_layout(path: str, statement: dict[str, Any], predicate: dict[str, Any
                     raise RecordError(path, "a tree's digest is no text")
         names = {subject["name"]: subject["digest"] for subject in statement["subject"]}
         for output in predicate["outputs"]:
-            if not isinstance(output["path"], str):
-                raise RecordError(path, "an output without a path")
+            if not (isinstance(output["path"], str) and isinstance(output["name"], str)):
+                raise RecordError(path, "an output without path or name")
+            output["unread"].keys()
             for name, sha256 in output["files"].items():
                 if names.get(_under(output, name)) != {"sha256": sha256}:
                     raise RecordError(path, f"its subject and its outputs disagree about {name!r}")
@@ -303,13 +360,10 @@ def _check_layout(path: str, statement: dict[str, Any], predicate: dict[str, Any
 
 def differences(output: dict[str, Any], folder: str) -> list[tuple[str, str]]:
     """(path, what is wrong) for each file of a recorded output that is not at ``folder`` as it was."""
-    wrong = []
-    present = set(_names(folder))
-    for name, sha256 in sorted(output["files"].items()):
-        full = os.path.join(folder, name) if name else folder
-        if name not in present:
-            wrong.append((full, "missing"))
-        elif sha256_file(full)[0] != sha256:
-            wrong.append((full, "modified"))
-    wrong += [(os.path.join(folder, name), "unexpected") for name in sorted(present - set(output["files"]))]
-    return wrong
+    recorded = output["files"]
+    present, unread = digests(folder)
+    wrong = dict.fromkeys(recorded.keys() - present.keys(), "missing")
+    wrong |= dict.fromkeys(present.keys() - recorded.keys() - output["unread"].keys(), "unexpected")
+    wrong |= {name: "modified" for name, sha256 in present.items() if recorded.get(name, sha256) != sha256}
+    wrong |= {name: f"unreadable ({reason})" for name, reason in unread.items()}
+    return [(place(folder, name), wrong[name]) for name in sorted(wrong)]

@@ -10,8 +10,10 @@ The module is not called ``session``, because importing it would then hide that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import tempfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -100,7 +102,7 @@ class Session:
         self.env_set[processes.MARKER] = f"{inside}:{self.id}" if inside else self.id
         self.record_dir = os.path.abspath(record_dir or ".")
         self.record = Record(
-            self.id, env_set=self.env_set, outputs=[provenance.check_output(path) for path in outputs]
+            self.id, env_set=self.env_set, outputs=list(dict.fromkeys(map(provenance.check_output, outputs)))
         )
         self.record_path: str | None = None
         self.ending: Ending | None = None
@@ -332,7 +334,7 @@ class Session:
                 else None
             )
             return AfterCommandError(what, error, path=self.targets[0].root, hint=hint)
-        bad = [verdict for verdict in self.verdicts if _worse(verdict, self._before)]
+        bad = [verdict for verdict in self.verdicts if verdict.worse_than(self._before)]
         if bad:
             return AfterCommandError(
                 f"{bad[0].target.label} is not as it was before the command",
@@ -389,28 +391,26 @@ class Session:
         return f"this run used {labels} with {names}, {end} afterwards"
 
     def _write_record(self) -> AfterCommandError | None:
+        failure = None
         try:
             self.record_path = self.record.write(self.record_dir)
         except OSError as error:
-            return AfterCommandError(
-                "the record could not be written", error, path=self.record_dir, hint=None
-            )
-        return None
+            what = "the record could not be written"
+            with contextlib.suppress(OSError):  # the folder was removed meanwhile, or its disk is full
+                self.record_path = self.record.write(tempfile.gettempdir())
+                what = f"the record had to be written to {self.record_path}"
+            failure = AfterCommandError(what, error, path=self.record_dir, hint=None)
+        for output in self.record.written:
+            for name, reason in output["unread"].items():
+                what = f"output {provenance.place(output['path'], name)} could not be read: {reason}"
+                return failure or AfterCommandError(what, None, path=output["path"], hint=None)
+        return failure
 
     def _leave(self) -> None:
         if self._supervisor is not None:
             self.record.signals = list(self._supervisor.received)
             self._supervisor.close()
             self._supervisor = None
-
-
-def _worse(verdict: Verdict, before: Sequence[Verdict]) -> bool:
-    """Whether something is wrong with the tree that was not before the session."""
-    known = {(one.path, one.kind) for earlier in before for one in earlier.offenders}
-    said = {text for earlier in before for text in earlier.complaints}
-    return any((one.path, one.kind) not in known for one in verdict.offenders) or any(
-        text not in said for text in verdict.complaints
-    )
 
 
 def session(

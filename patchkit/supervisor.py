@@ -6,6 +6,7 @@ Whatever happens to the command or to us, everything that it started is ended be
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -53,7 +54,12 @@ class CommandNotStartedError(PatchkitError):
     exit_code = 126
 
     def __init__(self, command: str, number: int) -> None:
-        super().__init__(f"{command}: {os.strerror(number)}", path=command)
+        reason, hint = os.strerror(number), None
+        if number == errno.ENOENT:
+            reason = "the interpreter that its first line names does not exist"
+        elif number == errno.ENOEXEC:
+            hint = "a script needs a first line like #!/bin/sh"
+        super().__init__(f"{command}: {reason}", path=command, hint=hint)
 
 
 class Supervisor:
@@ -119,6 +125,8 @@ class Supervisor:
             os.write(self._wake_w, b"\0")
         if self._child is not None:
             self._pass_on(self._child.pid, number)
+            if number in ENDING:
+                self._pass_on(self._child.pid, signal.SIGCONT)  # a stopped command does not hear it
         elif number == signal.SIGTSTP:
             self._stop()
         elif self._raising and number in ENDING:
@@ -177,7 +185,8 @@ class Supervisor:
             child.wait()
             self.terminal.take_back(child.pid)
             number = int(trouble)
-            if number in (2, 20):  # ENOENT, ENOTDIR
+            there = os.path.exists(os.path.join(cwd or ".", command[0]))
+            if number in (errno.ENOENT, errno.ENOTDIR) and not there:
                 raise CommandNotFoundError(command[0])
             raise CommandNotStartedError(command[0], number)
         return child

@@ -79,12 +79,17 @@ def test_its_exit_code_is_returned(run):
     ("options", "command", "code", "says"),
     [
         (["run", "p1"], ["no-such-command"], 127, "no such command"),
+        (["run", "p1"], [""], 127, "no such command"),
         (["run", "p1"], ["/"], 126, "Permission denied"),
+        (["run", "p1"], ["/dev/null"], 126, "Permission denied"),
         (["run", "p1"], [], 2, "no command to run"),
         (["run"], ["true"], 2, "no patch is named"),
         (["run", "--clean", "p1"], ["true"], 2, "takes no patch"),
         (["run", "p2"], ["true"], 2, "no patch named 'p2'"),
         (["run", "p1", "--env", "=x"], ["true"], 2, "not NAME=VALUE"),
+        (["run", "p1", "--env", "1A=x"], ["true"], 2, "not NAME=VALUE"),
+        (["run", "p1", "--env", "A"], ["true"], 2, "not NAME=VALUE"),
+        (["run", "p1", "--env", "PATH=/nowhere"], ["true"], 127, "no such command"),
         (["run", "p1", "--grace", "soon"], ["true"], 2, "not a duration"),
         (["run", "p1", "--record", "/nowhere"], ["true"], 6, "/nowhere"),
         (["run", "p1", "--output", "/nowhere/x"], ["true"], 2, "there is no folder"),
@@ -94,6 +99,22 @@ def test_what_cannot_run_is_refused_in_one_line(run, options, command, code, say
     _, err = run(*options, command=command, code=code)
     assert says in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"#!/no/such/interpreter\n", "the interpreter that its first line names does not exist"),
+        (b"echo no first line\n", "a script needs a first line"),
+        (b"\x7fELF and nothing else", "Exec format error"),
+    ],
+)
+def test_a_script_that_cannot_start_is_told_why(run, tmp_path, text, says):
+    script = tmp_path / "script"
+    script.write_bytes(text)
+    script.chmod(0o755)
+    _, err = run("run", "p1", command=[script], code=126)
+    assert says in err
 
 
 def test_a_dry_run_says_all_and_touches_nothing(run, venv):
@@ -278,6 +299,51 @@ def test_outputs_are_written_down_and_attest_verify_checks_them(run, kit, tmp_pa
     out = kit.spawn("attest", "verify", path, "--output", tmp_path / "moved", code=1).out
     assert f"modified {tmp_path}/moved/a" in out
     assert f"unexpected {tmp_path}/moved/c" in out
+
+
+def test_only_regular_files_are_outputs_and_every_one_has_a_name_of_its_own(run, kit, tmp_path):
+    odd = tmp_path / "a" / "data"
+    odd.mkdir(parents=True)
+    os.mkfifo(odd / "fifo")
+    (odd / "loop").symlink_to(".")
+    (odd / "link").symlink_to("/etc/passwd")
+    Path(os.fsdecode(bytes(odd) + b"/\xff\n")).touch()
+    same = tmp_path / "b" / "data"
+    same.mkdir(parents=True)
+    (same / "file").write_text("x")
+    options = ["--output", odd, "--output", same, "--output", f"{same}/.", "--output", tmp_path / "none"]
+    _, err = run("run", "p1", *options, command=["true"])
+    assert f"{odd}: 1 file\n" in err
+    assert err.count(f"{same}: 1 file\n") == 1
+    assert f"{tmp_path}/none: no file or folder is there" in err
+    record, path = _record()
+    names = [subject["name"] for subject in record["subject"]]
+    assert names == ["demopkg@1.0", f"{odd}/\\xff\n", f"{same}/file"]
+    path.read_bytes().decode("ascii")
+    kit.spawn("attest", "verify", path)
+
+
+def test_an_output_that_cannot_be_read_is_said_and_the_record_is_written(run, tmp_path):
+    data = tmp_path / "data"
+    (data / "folder").mkdir(parents=True)
+    (data / "good").touch()
+    # Reading this file fails for root too: nothing is mapped at its beginning.
+    _, err = run("run", "p1", "--output", data, "--output", "/proc/self/mem", command=["true"], code=125)
+    assert "output /proc/self/mem could not be read: Input/output error" in err
+    assert "restored  p1" in err
+    first, second = _record()[0]["predicate"]["outputs"]
+    assert list(first["files"]) == ["good"]
+    assert second["unread"] == {"": "Input/output error"}
+
+
+def test_a_record_whose_folder_is_gone_is_written_elsewhere(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = tmp_path / "records"
+    folder.mkdir()
+    _, err = run("run", "p1", "--record", folder, command=["rmdir", folder], code=125)
+    assert f"the record had to be written to {tmp_path}/patchkit-run-" in err
+    (path,) = tmp_path.glob("patchkit-run-*.json")
+    assert json.loads(path.read_text())["predicate"]["restored"]
 
 
 def test_attest_verify_sees_a_tree_that_changed_since(run, kit):

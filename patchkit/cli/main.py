@@ -149,6 +149,8 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
         reason = error.strerror or str(error)
+        if name is None and error.errno == errno.ENOENT:  # getcwd's
+            reason = "the working directory does not exist any more"
         return _fail(_IoFailed(f"{name}: {reason}" if name else reason, path=name), command, argv, options)
     except UnicodeEncodeError as error:
         message = f"a name that the locale's encoding ({error.encoding}) cannot spell; set PYTHONUTF8=1"

@@ -34,7 +34,7 @@ def verify(workspace: Workspace, path: str, outputs: Sequence[str] = ()) -> Resu
         found = provenance.differences(output, folder)
         wrong += [{"path": name, "problem": problem} for name, problem in found]
         if not found:
-            good.append(f"{folder}: {len(output['files'])} files are as they were written")
+            good.append(f"{folder}: as it was written ({len(output['files'])} files)")
     lines: list[str | tuple[str, str]] = []
     if wrong:
         lines.append(("bad", f"does not agree: {path}"))

@@ -42,6 +42,14 @@ class Verdict:
     def clean(self) -> bool:
         return not self.offenders and not self.complaints
 
+    def worse_than(self, before: Iterable[Verdict]) -> bool:
+        """Whether something is wrong that was not in ``before``."""
+        known = {(one.path, one.kind) for earlier in before for one in earlier.offenders}
+        said = {text for earlier in before for text in earlier.complaints}
+        return any((one.path, one.kind) not in known for one in self.offenders) or any(
+            text not in said for text in self.complaints
+        )
+
     def lines(self, *, label: str = "clean") -> list[str | tuple[str, str]]:
         where = f"{self.target.label} in {self.target.root}"
         on = f" with {', '.join(self.applied)} applied" if self.applied else ""

@@ -106,6 +106,10 @@ def _result(session: Session, command: Sequence[str], code: int, failure: AfterC
     ]
     if failure is None:
         lines += _tree_lines(session)
+    for output in record.written:
+        count = len(output["files"])
+        said = f"{count} file{'s' * (count != 1)}" if output["kind"] else "no file or folder is there"
+        lines.append(("" if count else "warn", f"  output    {output['path']}: {said}"))
     if session.record_path is not None:
         lines.append(f"  record    {session.record_path}")
     return Result(
