@@ -7,6 +7,7 @@ sorted lines of ``sha256sum``, hashed again), over the distribution's files with
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,10 +17,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from patchkit import __version__
+from patchkit import __version__, history
+from patchkit.commands.holding import LOCK_WAIT_S
 from patchkit.digest import StatCache
 from patchkit.errors import USAGE, PatchkitError
-from patchkit.state import BACKUP
+from patchkit.lock import LockedError, tree_lock
+from patchkit.state import BACKUP, prepare
 from patchkit.tree import sha256_file
 from patchkit.witness import files_of
 
@@ -152,7 +155,10 @@ class Record:
         }
 
     def write(self, folder: str) -> str:
-        """Write ``patchkit-run-<session>.json`` into ``folder``; returns its path. Raises OSError."""
+        """Write ``patchkit-run-<session>.json`` into ``folder``; returns its path. Raises OSError.
+
+        The history of each tree gets its sha256, so that a record that was changed later is told.
+        """
         data = (json.dumps(_spelled(self.to_json()), indent=2, sort_keys=True) + "\n").encode("ascii")
         path = os.path.join(folder, f"{PREFIX}{self.session}.json")
         temp = f"{path}.tmp"
@@ -166,7 +172,17 @@ class Record:
             if os.path.exists(temp):
                 os.unlink(temp)
             raise
+        self._witness(hashlib.sha256(data).hexdigest())
         return path
+
+    def _witness(self, sha256: str) -> None:
+        for tree in self.trees:
+            entry = history.record(
+                "run", [], distribution=tree.target.distribution, record={"sha256": sha256}, id=self.session
+            )
+            with contextlib.suppress(OSError, LockedError), tree_lock(tree.target.root, LOCK_WAIT_S):
+                prepare(tree.target.root)
+                history.History(tree.target.root).append(entry)
 
 
 def tree_digest(target: Target) -> str:
@@ -338,6 +354,8 @@ def load(path: str) -> dict[str, Any]:
 
 def _check_layout(path: str, statement: dict[str, Any], predicate: dict[str, Any]) -> None:
     try:
+        if not predicate["trees"] or not isinstance(predicate["session"], str):
+            raise RecordError(path, "it names no tree or no session")
         for tree in predicate["trees"]:
             if not all(
                 isinstance(text, str) for text in (tree["distribution"], tree["root"], *tree["packages"])
@@ -356,6 +374,18 @@ def _check_layout(path: str, statement: dict[str, Any], predicate: dict[str, Any
                     raise RecordError(path, f"its subject and its outputs disagree about {name!r}")
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(path, f"damaged ({type(error).__name__}: {error})") from None
+
+
+def witnessed(path: str, session: str, root: str) -> bool | None:
+    """Whether the record at ``path`` is as the history of ``root`` says that it was written.
+
+    None if that history does not know the session.
+    """
+    with open(path, "rb") as file:
+        found = hashlib.sha256(file.read()).hexdigest()
+    entries = history.History(root).records()
+    known = [entry.get("record") for entry in entries if entry.get("id") == session]
+    return {"sha256": found} in known if known else None
 
 
 def differences(output: dict[str, Any], folder: str) -> list[tuple[str, str]]:

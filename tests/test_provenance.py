@@ -73,6 +73,8 @@ def test_values_of_the_environment_are_not_written_down(record, tmp_path, monkey
         (lambda data: {**data, "predicate": {**data["predicate"], "schema": 2}}, "schema is 2"),
         (lambda data: {**data, "predicate": {"schema": 1}}, "damaged"),
         (lambda data: {**data, "subject": []}, "disagree"),
+        (lambda data: {**data, "predicate": {**data["predicate"], "trees": []}}, "names no tree"),
+        (lambda data: {**data, "predicate": {**data["predicate"], "session": 7}}, "no session"),
         (lambda data: {**data, "predicate": {**data["predicate"], "trees": [{}]}}, "damaged"),
         (lambda data: {**data, "predicate": {**data["predicate"], "outputs": [1]}}, "damaged"),
     ],

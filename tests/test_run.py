@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import DEMO, P1, files, patched, snapshot, write_patch
+from tests.support import DEMO, P1, Kit, files, patched, snapshot, write_patch
 
 SERVE = str(Path(__file__).with_name("serve.py"))
 SAY = "import demopkg.core as c, os; print(c.answer(), os.environ.get('HS'), os.environ.get('MORE'))"
@@ -299,6 +299,45 @@ def test_outputs_are_written_down_and_attest_verify_checks_them(run, kit, tmp_pa
     out = kit.spawn("attest", "verify", path, "--output", tmp_path / "moved", code=1).out
     assert f"modified {tmp_path}/moved/a" in out
     assert f"unexpected {tmp_path}/moved/c" in out
+
+
+def _changed(value):
+    """Other values of the same shape: each leaf of a record in turn, changed."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from ({**value, key: other} for other in _changed(item))
+            yield {name: one for name, one in value.items() if name != key}
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from ([*value[:number], other, *value[number + 1 :]] for other in _changed(item))
+        yield [*value, "more"]
+    elif isinstance(value, str):
+        yield f"{value}x"
+    else:
+        yield 7 if value in (None, 0) or isinstance(value, bool) else None
+
+
+def test_attest_verify_sees_every_change_of_a_record(run, kit, tmp_path):
+    data = tmp_path / "data"
+    run("run", "p1", "--output", data, command=["sh", "-c", f"mkdir {data}; echo one > {data}/a"])
+    record, path = _record()
+    assert kit("attest", "verify", path).code == 0
+    record["predicate"]["environment"]["names"] = record["predicate"]["environment"]["names"][:2]
+    here = Kit([])  # where the record says
+    tried = 0
+    for changed in _changed(record):
+        path.write_text(json.dumps(changed, indent=2, sort_keys=True) + "\n")
+        done = here("attest", "verify", path, code=None)
+        assert done.code in (1, 4), f"{changed}\n{done}"
+        tried += 1
+    assert tried > 100
+
+
+def test_a_record_whose_tree_has_no_history_any_more_is_said_to_be_unproven(run, kit, venv):
+    run("run", "p1", command=["true"])
+    _, path = _record()
+    (venv.site / ".patchkit" / "history.jsonl").unlink()
+    assert "the record's own text is not proven" in kit.spawn("attest", "verify", path).out
 
 
 def test_only_regular_files_are_outputs_and_every_one_has_a_name_of_its_own(run, kit, tmp_path):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit import provenance
 from patchkit.errors import NO
+from patchkit.history import History
 from patchkit.report import Result
 from patchkit.target import Target
 
@@ -26,8 +27,20 @@ def verify(workspace: Workspace, path: str, outputs: Sequence[str] = ()) -> Resu
     wrong: list[dict[str, str]] = []
     good: list[str] = []
     elsewhere = workspace.python is not None or workspace.root is not None
+    notes: list[str | tuple[str, str]] = []
     for tree in predicate["trees"]:
         root = workspace.target(tree["distribution"]).root if elsewhere else tree["root"]
+        known = provenance.witnessed(path, predicate["session"], root)
+        if known:
+            good.append("the record is as it was written")
+        elif known is None and (elsewhere or not History(root).lines()):
+            notes.append(
+                ("warn", f"  {root} has no history of this run: the record's own text is not proven")
+            )
+        else:
+            wrong.append(
+                {"path": root, "problem": "the record is not the one that is known to the history of"}
+            )
         _compare_tree(tree, root, wrong, good)
     for number, output in enumerate(predicate["outputs"]):
         folder = outputs[number] if number < len(outputs) else output["path"]
@@ -42,6 +55,7 @@ def verify(workspace: Workspace, path: str, outputs: Sequence[str] = ()) -> Resu
     else:
         lines.append(("good", f"agrees: {path}: {predicate.get('statement')}"))
     lines += [f"  {text}" for text in good]
+    lines += notes
     data: dict[str, Any] = {"record": os.path.abspath(path), "agrees": not wrong, "problems": wrong}
     return Result(data, lines, exit_code=NO if wrong else 0)
 

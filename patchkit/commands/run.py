@@ -104,7 +104,7 @@ def _result(session: Session, command: Sequence[str], code: int, failure: AfterC
         ("warn", f"  gpu       {gpu.name} still has {(gpu.memory or 0) >> 20} MiB in use")
         for gpu in session.gpus_held
     ]
-    if failure is None:
+    if session.verdicts:
         lines += _tree_lines(session)
     for output in record.written:
         count = len(output["files"])
@@ -150,7 +150,7 @@ def _tree_lines(session: Session) -> list[str | tuple[str, str]]:
         first, *more = verdict.lines(label="verified")
         style, text = first if isinstance(first, tuple) else ("", first)
         lines += [(style, f"  tree      {text}"), *more]
-    if not session.patches:
+    if not session.patches and all(verdict.clean for verdict in session.verdicts):
         lines.append(("good", f"  proof     {session.record.statement}"))
     return lines
 
