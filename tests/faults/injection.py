@@ -18,11 +18,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-# Everything by which patchkit changes a disk, and open, by which it also reads.
+# Everything by which patchkit changes a disk, reads it, and looks at it.
 CALLS = (
     "openat", "write", "pwrite64", "ftruncate", "fsync", "rename", "unlink", "rmdir", "link", "linkat",
     "symlink", "mkdir", "chmod", "fchmod", "chown", "lchown", "fchown", "fchownat", "utimensat", "fsetxattr",
-    "flock",
+    "flock", "read", "pread64", "getdents64", "newfstatat", "fstat", "lstat", "stat", "statx", "readlink",
+    "faccessat", "faccessat2", "statfs",
 )  # fmt: skip
 
 KILL = "SIGKILL"
