@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
-if TYPE_CHECKING:
-    from patchkit.manifest import Change
+Change = Literal["modify", "add", "delete", "rename"]
 
 
 @dataclass(frozen=True)

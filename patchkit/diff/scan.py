@@ -19,7 +19,7 @@ from patchkit.diff.hunks import is_header, is_signature, read_hunks
 from patchkit.diff.model import Binary, Diff, FileDiff, Hunk
 
 if TYPE_CHECKING:
-    from patchkit.manifest import Change
+    from patchkit.diff.model import Change
 
 MAX_PATCH = 64 << 20
 
