@@ -11,6 +11,7 @@ import io
 import mmap
 import os
 import re
+import select
 import signal
 import subprocess
 import traceback
@@ -118,7 +119,7 @@ def _child(arguments: list[str], ready: int, go: int, said: mmap.mmap) -> None:
         os.close(go)
         from patchkit.cli.main import run as patchkit
 
-        os.read(ready, 1)
+        select.select([ready], [], [])  # not read, which would be counted
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = patchkit(arguments)
     except BaseException:  # noqa: BLE001 (a fork must not return into its parent's code)
