@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MARKER = "PATCHKIT_SESSION"  # ids of the sessions that a process runs in, outermost first, ':' between them
 _SUBREAPER_SET, _SUBREAPER_GET = 36, 37  # prctl: PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
 _POLL_S = 0.05
+_LOOKS = 3
 _UNKILLABLE_S = 30.0  # a process in the kernel (a dead disk, a driver) does not end before that ends
 
 
@@ -164,6 +165,35 @@ class Family:
     def living(self) -> list[Process]:
         return [process for process in self.members() if not process.ended]
 
+    def is_gone(self) -> bool:
+        """Whether nothing is left. A look at ``/proc`` that finds nothing proves little: processes that fork
+        and exit all the time come and go between two of its entries.
+        """
+        if not self.exclusive:
+            for _ in range(_LOOKS):
+                if self.living():
+                    return False
+                time.sleep(_POLL_S / _LOOKS)
+            return True
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True  # no child, and orphans become children
+        return False
+
+    def own_groups(self) -> set[int]:
+        """The process groups of members in which nobody else is."""
+        found = {process.group for process in self.known} - {os.getpgrp()}
+        others = {
+            process.group
+            for process in table().values()
+            if process.group in found
+            and process not in self.known
+            and not runs_in(process.pid, self.session)
+            and look(process.pid) == process  # else it is gone, and does not count
+        }
+        return found - others
+
 
 @dataclass
 class Ending:
@@ -186,12 +216,17 @@ def end(family: Family, grace_s: float, say: Callable[[str], None], tick: Callab
     while True:
         family.reap()
         living = family.living()
-        if not living:
+        if not living and family.is_gone():
             break
         late = time.monotonic() - begun
         if late > grace_s + _UNKILLABLE_S:
             done.left = living
             break
+        if late >= grace_s:
+            # At once, since a process that forks may be another one before it is reached.
+            for group in family.own_groups():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
         for process in living:
             if process not in told:
                 told.add(process)

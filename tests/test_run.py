@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -255,6 +256,113 @@ def test_recover_waits_for_the_processes_of_an_abandoned_session(run, kit, tmp_p
     out, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 0, err
     assert "restored p1" in out
+
+
+# Ignores SIGTERM, leaves group and session, and is another process every few milliseconds.
+RESPAWN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
+        with open(sys.argv[1], "w") as file:
+            file.write(str(time.monotonic()))
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.005)
+"""
+
+
+def test_a_daemon_that_is_another_process_all_the_time_is_ended(run, tmp_path):
+    beat = tmp_path / "beat"
+    run("run", "p1", "--grace", "0.2s", command=["python", "-c", RESPAWN, beat])
+    last = beat.read_text()
+    time.sleep(0.5)
+    assert beat.read_text() == last
+
+
+def test_a_stopped_command_is_told_to_end(run, tmp_path):
+    script = f"trap 'touch {tmp_path}/told; exit 5' TERM; touch {tmp_path}/ready; kill -STOP $$; sleep 600"
+    process = run("run", "p1", "--grace", "600s", command=["sh", "-c", script], code=None)
+    _until((tmp_path / "ready").exists)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert (tmp_path / "told").exists()
+
+
+def test_a_signal_in_the_waiting_for_a_stubborn_rest_changes_nothing(run, tmp_path):
+    ready = tmp_path / "ready"
+    script = f"(trap '' TERM INT; touch {ready}; exec sleep 600) & until [ -e {ready} ]; do sleep 0.01; done"
+    process = run("run", "p1", "--grace", "2s", command=["sh", "-c", script], code=None)
+    _until(ready.exists)
+    for _ in range(5):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "restored  p1" in err
+    assert process.returncode == 0
+
+
+def test_what_the_command_does_to_its_output_and_input_is_its_own(run):
+    source = subprocess.Popen(["yes"], stdout=subprocess.PIPE)
+    with source:
+        out, _ = run("run", "p1", command=["head", "-n", "2"], stdin=source.stdout)
+        source.kill()
+    assert out == "y\ny\n"
+    run("run", "p1", command=["sh", "-c", "exec <&- >&- 2>&-; exit 6"], code=6)
+
+
+def test_a_reader_that_goes_away_ends_the_command_and_restores(run, kit, venv):
+    command = [sys.executable, "-m", "patchkit", *kit.where, "run", "p1", "--", "yes"]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"y\n"
+        process.stdout.close()
+        assert process.wait(60) == 128 + signal.SIGPIPE
+        assert b"restored  p1" in process.stderr.read()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_it_works_without_the_standard_streams(kit, venv, before, tmp_path, closed):
+    line = ["run", "p1", "--", "sh", "-c", f"[ -e {venv.site}/demopkg/core.py.bak_p1 ] && exit 9"]
+    command = shlex.join(map(str, [sys.executable, "-m", "patchkit", *kit.where, *line]))
+    assert (
+        subprocess.run(["sh", "-c", f"{command} {closed}"], check=False, capture_output=True).returncode == 9
+    )
+    assert snapshot(venv.site) == before
+
+
+def test_it_works_from_cron_without_terminal_or_environment(run, venv):
+    env = {"PATH": "/usr/bin:/bin"}
+    out, _ = run("run", "p1", command=["sh", "-c", "tty; exit 4"], code=4, env=env, start_new_session=True)
+    assert out == "not a tty\n"
+
+
+def test_a_command_that_uninstalls_the_package_leaves_nothing_applied(run, venv, kit, before, wheels):
+    uninstall = [sys.executable, "-m", "uv", "pip", "uninstall", "--python", venv.python, "demopkg"]
+    _, err = run("run", "p1", command=uninstall, code=125)
+    assert "demopkg 1.0 is not as it was before the command" in err
+    assert "missing demopkg" in err
+    assert not (venv.site / "demopkg").exists()
+    assert not (venv.site / ".patchkit" / "leases").exists()
+    venv.uv("install", "--link-mode", "hardlink", wheels["1.0"])
+    assert "nothing to recover" in kit.spawn("recover").out
+    kit.spawn("check")
+    before.clear()  # its files are new ones
+    before.update(snapshot(venv.site))
+
+
+def test_a_command_that_upgrades_the_package_leaves_the_new_release_alone(run, venv, kit, before, wheels):
+    upgrade = [sys.executable, "-m", "uv", "pip", "install", "--python", venv.python, wheels["2.0"]]
+    _, err = run("run", "p1", command=upgrade, code=125)
+    assert "demopkg 1.0 is not as it was before the command" in err
+    assert "clean: demopkg 2.0" in kit.spawn("check").out
+    assert files(venv.site) == DEMO["2.0"]
+    assert "nothing to recover" in kit.spawn("recover").out
+    before.clear()
+    before.update(snapshot(venv.site))
 
 
 def test_nohup_stays_nohup(run, tmp_path):
