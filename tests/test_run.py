@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import DEMO, P1, Kit, files, patched, snapshot, write_patch
+from tests.support import DEMO, P1, Kit, files, patched, snapshot, uv, write_patch
 
 SERVE = str(Path(__file__).with_name("serve.py"))
 SAY = "import demopkg.core as c, os; print(c.answer(), os.environ.get('HS'), os.environ.get('MORE'))"
@@ -270,7 +270,7 @@ if os.fork() == 0:
             file.write(str(time.monotonic()))
         if os.fork():
             os._exit(0)
-        time.sleep(0.005)
+        time.sleep(0.002)
 """
 
 
@@ -341,7 +341,7 @@ def test_it_works_from_cron_without_terminal_or_environment(run, venv):
 
 
 def test_a_command_that_uninstalls_the_package_leaves_nothing_applied(run, venv, kit, before, wheels):
-    uninstall = [sys.executable, "-m", "uv", "pip", "uninstall", "--python", venv.python, "demopkg"]
+    uninstall = [uv(), "pip", "uninstall", "--python", venv.python, "demopkg"]
     _, err = run("run", "p1", command=uninstall, code=125)
     assert "demopkg 1.0 is not as it was before the command" in err
     assert "missing demopkg" in err
@@ -355,7 +355,7 @@ def test_a_command_that_uninstalls_the_package_leaves_nothing_applied(run, venv,
 
 
 def test_a_command_that_upgrades_the_package_leaves_the_new_release_alone(run, venv, kit, before, wheels):
-    upgrade = [sys.executable, "-m", "uv", "pip", "install", "--python", venv.python, wheels["2.0"]]
+    upgrade = [uv(), "pip", "install", "--python", venv.python, wheels["2.0"]]
     _, err = run("run", "p1", command=upgrade, code=125)
     assert "demopkg 1.0 is not as it was before the command" in err
     assert "clean: demopkg 2.0" in kit.spawn("check").out
