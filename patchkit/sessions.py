@@ -190,7 +190,7 @@ class Session:
 
     def run(
         self,
-        command: Sequence[str],
+        command: Sequence[str | os.PathLike[str]],
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
@@ -215,7 +215,7 @@ class Session:
 
     def start(
         self,
-        command: Sequence[str],
+        command: Sequence[str | os.PathLike[str]],
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
@@ -226,14 +226,16 @@ class Session:
     ) -> subprocess.Popen[bytes]:
         """Start ``command``, a server say, and return at once; it is ended with the session at the latest."""
         supervisor = self._running()
-        command = [os.fspath(part) for part in command]
+        if isinstance(command, (str, bytes)):
+            raise TypeError("a command is a list of its arguments, not one text")
+        arguments = [os.fspath(part) for part in command]
         if not self.record.command:
             self.record.begun = time.time()
-        self.record.command.append(list(command))
+        self.record.command.append(arguments)
         if env:
             self.record.env_set = {**self.record.env_set, **env}
         return supervisor.start(
-            command,
+            arguments,
             env=self.environment(env),
             cwd=cwd,
             stdin=stdin,

@@ -201,6 +201,8 @@ def test_it_works_in_a_thread_that_cannot_handle_signals(session, venv):
 def test_refusals_are_typed_errors(session, venv, tmp_path):
     with pytest.raises(CommandNotFoundError), session("p1") as one:
         one.run(["no-such-command"])
+    with pytest.raises(TypeError, match="a list of its arguments"), session("p1") as one:
+        one.run("echo one")
     with pytest.raises(PatchkitError) as caught:
         session("nope")
     assert caught.value.code == "unknown-patch"
