@@ -259,12 +259,12 @@ def test_the_evidence_says_what_was_skipped_and_thorough_searches_it(engine: Eng
 def test_five_thousand_modules(engine: Engine, python: str):
     engine.start(
         f"""
-        import sys, types
+        import sys, types, engine.models.victim
         for number in range(5000):
             name = f"engine.made{{number}}"
             sys.modules[name] = module = types.ModuleType(name)
             module.__file__ = f"/somewhere/made{{number}}.py"
-        {IMPORT}
+        {WAIT}
         """,
         python=python,
     )
