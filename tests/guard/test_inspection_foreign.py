@@ -255,7 +255,7 @@ def test_debians_newer_interpreters_in_a_root_of_their_own(engine: Engine, debia
     shutil.copytree(engine.root, tree)
     alias.symlink_to(f"/srv/{tree.name}")
     other = Engine(str(tree))
-    common = {"python": debian_python.python, "before": debian_python.command, "root": f"/srv/{alias.name}"}
+    common = {"python": debian_python.path, "before": debian_python.before, "root": f"/srv/{alias.name}"}
     try:
         loaded = other.start(IMPORT, **common)
         quiet = other.start(NOTHING, **common)
