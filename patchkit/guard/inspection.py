@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _DEVICE = re.compile(rb"\s(/dev/\S+)$", re.MULTILINE)
 _PYTHONS = (b"python", b"pypy", b"graalpy")
-_DRIVER_S = 30.0  # NVML wakes each GPU that nothing keeps awake: seconds, on a large machine
 _TRIES = 3  # a process that execs or starts while it is read gives nonsense once
 _PAUSE = 0.01  # seconds
 
@@ -121,11 +120,7 @@ class Inspection:
     @cached_property
     def _listed(self) -> accelerators.Listed:
         """The vendors' lists: asked only when they matter, since starting NVML takes longer than the rest."""
-        try:
-            return stalls.apart("the accelerators' lists", accelerators.listed, _DRIVER_S)
-        except stalls.StalledError as error:
-            note = f"the accelerators' lists were not read ({error}): open device nodes were, instead"
-            return accelerators.Listed(notes=[note])
+        return accelerators.listed()
 
     def run(self, exclude: set[int]) -> Findings:
         own = os.getpid()
