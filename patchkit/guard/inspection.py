@@ -192,6 +192,7 @@ class Inspection:
     # -- one process ---------------------------------------------------------------------------------
 
     def _holder(self, pid: int, *, ancestor: bool) -> Holder | None:
+        before = procfs.stat(pid)
         try:
             maps = procfs.maps(pid)
         except PermissionError:
@@ -206,6 +207,10 @@ class Inspection:
             return None  # a kernel thread, or one that has ended
         if answer is None:
             return None
+        after = procfs.stat(pid)
+        if before is not None and after is not None and before.ticks != after.ticks:
+            # It ended meanwhile, and its number already belongs to another process: look at that one.
+            return self._holder(pid, ancestor=ancestor)
         gpus = self._gpus(pid, maps)
         blocks = answer.verdict is Verdict.LOADED or (
             answer.relevant and not ancestor and (answer.verdict is Verdict.CANNOT_TELL or bool(gpus))

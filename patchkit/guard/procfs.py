@@ -34,6 +34,7 @@ class Stat:
     parent: int
     kernel: bool
     started: float
+    ticks: int  # the same, since boot: with it a process is told from a later one of the same number
 
     @property
     def ended(self) -> bool:
@@ -78,6 +79,7 @@ def stat(pid: int) -> Stat | None:
         parent=int(fields[1]),
         kernel=bool(int(fields[6]) & _KERNEL_THREAD),
         started=boot + int(fields[19]) / _TICKS,
+        ticks=int(fields[19]),
     )
 
 
