@@ -63,7 +63,6 @@ def test_two_gibibytes_of_other_memory_do_not_hide_it(engine: Engine):
 
 
 def test_the_evidence_says_what_was_skipped_and_thorough_searches_it(engine: Engine):
-    """A code object whose path lies in a mapping over 64 MiB is found only by a thorough search."""
     engine.start(f"data = bytearray(b'x') * (200 << 20); {NOTHING}")
     holder = engine.look()
     assert holder is not None

@@ -1,19 +1,21 @@
-"""A process that hangs must not hang the guard. Missing pages of userfaultfd make real ones."""
+"""A process that hangs must not hang the guard. Missing pages (userfaultfd) and a silent disk (FUSE) make real ones."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from patchkit.guard import Verdict, inspect, procfs, stalls
 from patchkit.guard.memory import ProcessMemory
-from tests.guard.processes import IMPORT, WAIT, Engine
+from tests.guard.processes import IMPORT, WAIT, Engine, needs_root
 
 # The table of a module's names lies in pages that nobody ever fills: whoever reads them waits in the kernel.
 HOLE = f"""
@@ -101,6 +103,59 @@ def read_while_stopped(pid: int) -> None:
         for line in maps.splitlines():
             start, end = (int(part, 16) for part in line.split()[0].split(b"-"))
             memory.read_into(start, bytearray(end - start), min(end - start, 1 << 20))
+
+
+# Replacing a mapping whose changes are not written yet waits for the writing, with the address space locked.
+LOCKED = f"""
+    import ctypes, engine, mmap, os, sys
+    file = open({{file!r}}, "r+b")
+    pages = mmap.mmap(file.fileno(), 4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    pages[0] = 1
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    print("ready", flush=True)
+    libc.mmap(ctypes.c_void_p(address), ctypes.c_size_t(4096), 3, 0x32, -1, 0)
+    {WAIT}
+"""
+
+
+@pytest.fixture
+def silent_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    place = tmp_path / "silent"
+    place.mkdir()
+    program = str(pathlib.Path(__file__).with_name("silent_fuse.py"))
+    with subprocess.Popen([sys.executable, program, str(place)], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        try:
+            if not os.path.exists("/dev/fuse") or server.stdout.readline() != b"mounted\n":
+                pytest.skip("this kernel does not let us mount a file system of our own")
+            yield place
+        finally:
+            server.kill()  # what waits for it goes on then
+            subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
+
+
+@needs_root
+def test_a_process_whose_address_space_is_locked_cannot_be_told(
+    engine: Engine, silent_disk: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not even ``/proc/PID/maps`` and ``cmdline`` answer."""
+    monkeypatch.setattr(stalls, "STALL_S", 0.5)
+    other = engine.start(IMPORT)
+    process = engine.start(LOCKED.format(file=str(silent_disk / "file")))
+    while (known := procfs.stat(process.pid)) and known.state != "D":
+        time.sleep(0.01)
+    with pytest.raises(stalls.StalledError):
+        procfs.maps(process.pid)
+    assert procfs.arguments(process.pid) == []
+    found = {holder.pid: holder for holder in inspect(engine.root, engine.files).holders}
+    assert found[other.pid].verdict is Verdict.LOADED
+    holder = found[process.pid]
+    assert (holder.verdict, holder.blocks) == (Verdict.CANNOT_TELL, True)
+    assert "gave no answer" in holder.evidence
+    assert holder.hint
+    assert holder.hint.startswith("it hangs in the kernel")
 
 
 def test_an_interpreter_by_another_name_that_hangs_cannot_be_told_either(
