@@ -355,6 +355,12 @@ class Inspection:
                 True,
                 files,
             )
+        if matches.unsure:
+            return _Answer(
+                Verdict.CANNOT_TELL,
+                f"code of {matches.unsure} is alive, relative to a folder that is no longer known ({what})",
+                True,
+            )
         if not snapshot.complete:
             return _Answer(
                 Verdict.CANNOT_TELL,

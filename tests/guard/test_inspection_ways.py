@@ -94,6 +94,32 @@ def test_it_is_not_loaded(engine: Engine, python: str, way: str):
     assert holder.verdict is Verdict.NOT_LOADED, holder
 
 
+@pytest.mark.parametrize(
+    ("then", "verdict"), [("pass", Verdict.LOADED), ("os.chdir('/')", Verdict.CANNOT_TELL)]
+)
+def test_code_that_was_run_by_a_relative_path(engine: Engine, python: str, then: str, verdict: Verdict):
+    code = f"import os, runpy, engine; names = runpy.run_path({VICTIM!r}); {then}; {WAIT}"
+    engine.start(code, python=python, cwd=engine.root)
+    holder = engine.look()
+    assert holder is not None
+    assert (holder.verdict, holder.blocks) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "names = {}; exec(open('victim.py').read(), names)",
+        "import runpy; names = runpy.run_path('victim.py')",
+    ],
+)
+def test_code_whose_name_does_not_lead_to_the_file_is_not_seen(engine: Engine, code: str):
+    """What the documentation says of the guard's limits."""
+    engine.start(f"import engine; {code}; {WAIT}", cwd=f"{engine.root}/engine/models")
+    holder = engine.look()
+    assert holder is not None
+    assert holder.verdict is Verdict.NOT_LOADED
+
+
 def test_bytecode_that_is_run_by_itself_is_the_file(engine: Engine, python: str):
     pathlib.Path(engine.victim).write_text(WAIT)
     subprocess.run([python, "-m", "py_compile", engine.victim], check=True)
