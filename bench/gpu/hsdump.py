@@ -149,23 +149,22 @@ class Bench:
         assert worst < 0.25
 
     def disk(self) -> None:
-        """Dump to a file system on a disk, with fsync, beside what the disk itself writes."""
+        """Dump to a file system on a disk, with fsync, beside what the disk itself writes, before and after."""
         folder = fresh(WORK / "disk")
-        bandwidth = disk_bandwidth(folder)
-        print(f"disk: dd with fsync writes {bandwidth / 1e9:.2f} GB/s", flush=True)
+        before = disk_bandwidth(folder, "before")
         env = {"SGLANG_HS_DUMP_DIR": str(folder), "SGLANG_HS_DUMP_FSYNC": "file"}
         with (
             patched(),
             self.serve("disk", self.dummy_weights(), DUMMY_WEIGHTS, **env) as server,
             reading(folder),
             memory_of(server, "disk"),
+            device_of(folder),
         ):
-            rate = self.measure("disk", server, 60)
-        print(
-            f"disk: {rate * BYTES_PER_TOKEN / 1e9:.2f} GB/s of states, "
-            f"{rate * BYTES_PER_TOKEN / bandwidth:.2f} of dd; status {status(folder)}",
-            flush=True,
-        )
+            rate = self.measure("disk", server, 60) * BYTES_PER_TOKEN
+        print(f"disk: {rate / 1e9:.2f} GB/s of states; status {status(folder)}", flush=True)
+        after = disk_bandwidth(fresh(folder), "after")
+        for kind, least, most in ((kind, *sorted((before[kind], after[kind]))) for kind in before):
+            print(f"disk: {rate / most:.2f} to {rate / least:.2f} of {kind}", flush=True)
 
     def active(self) -> None:
         """Dump to memory for a minute, while a reader keeps up."""
@@ -185,18 +184,17 @@ class Bench:
         """The same load: unpatched, the patch inactive and active, and the two ways in use today."""
         model = self.dummy_weights()
         with self.serve("unpatched", model, DUMMY_WEIGHTS) as server:
-            self.measure("unpatched", server, 30)
+            self.measure("unpatched", server, 45)
         with patched(), self.serve("inactive", model, DUMMY_WEIGHTS) as server:
-            self.measure("inactive", server, 30)
+            self.measure("inactive", server, 45)
         self.active()
         folder = fresh(MEMORY / "naive")
         with (
             patched(),
             naive_module(),
             self.serve("naive", model, DUMMY_WEIGHTS, SGLANG_HS_DUMP_DIR=str(folder)) as server,
-            reading(folder),
         ):
-            self.measure("naive", server, 15)
+            self.measure("naive", server, 12)  # 14 GB of files, which memory holds
         self.print_ratios()
         name = "return_hidden_states"
         with self.serve(name, model, DUMMY_WEIGHTS, "--enable-return-hidden-states") as server:
@@ -300,17 +298,58 @@ def resident_bytes(group: int) -> int:
     return total
 
 
-def disk_bandwidth(folder: Path) -> float:
-    """Bytes a second of one large sequential write that ends on the disk."""
-    path, block, count = folder / "dd", bytes(16 << 20), 256
+@contextmanager
+def device_of(folder: Path) -> Iterator[None]:
+    """What the kernel says that the disk under ``folder`` did meanwhile."""
+    number = folder.stat().st_dev
+    counters = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+    if not counters.exists():
+        print(f"disk: no counters of device {os.major(number)}:{os.minor(number)}", flush=True)
+        yield
+        return
+    before, began = [int(n) for n in counters.read_text().split()], time.perf_counter()
+    yield
+    seconds = time.perf_counter() - began
+    did = [int(n) - b for n, b in zip(counters.read_text().split(), before, strict=True)]
+    print(
+        f"disk: in {seconds:.0f} s the device read {did[2] * 512 / 1e9:.1f} GB, wrote {did[6] * 512 / 1e9:.1f} GB "
+        f"and was busy {did[9] / 1000 / seconds:.0%} of the time",
+        flush=True,
+    )
+
+
+def disk_bandwidth(folder: Path, when: str) -> dict[str, float]:
+    """Bytes a second of one large sequential write, and of writers of files like the dump's; both with fsync."""
+    block, count = os.urandom(16 << 20), 512
+    found = {}
     began = time.perf_counter()
+    write_file(folder / "dd", block, count)
+    found["one sequential write"] = len(block) * count / (time.perf_counter() - began)
+    (folder / "dd").unlink()
+
+    def write_files(writer: int) -> None:
+        for number in range(12):  # each is deleted when the next one is written, as the reader does
+            write_file(folder / f"{writer}-{number}", block, 7)
+            if number:
+                (folder / f"{writer}-{number - 1}").unlink()
+
+    began = time.perf_counter()
+    writers = [threading.Thread(target=write_files, args=(writer,)) for writer in range(6)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found["six writers of such files"] = len(writers) * 12 * 7 * len(block) / (time.perf_counter() - began)
+    for kind, rate in found.items():
+        print(f"disk {when}: {kind}: {rate / 1e9:.2f} GB/s", flush=True)
+    return found
+
+
+def write_file(path: Path, block: bytes, count: int) -> None:
     with path.open("wb", buffering=0) as out:
         for _ in range(count):
             out.write(block)
         os.fsync(out.fileno())
-    took = time.perf_counter() - began
-    path.unlink()
-    return len(block) * count / took
 
 
 def status(folder: Path) -> dict[str, Any]:
