@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -109,17 +107,14 @@ def test_apply_and_restore_refuse_while_the_file_is_loaded(guarded: Kit, start):
 def test_wait_goes_on_as_soon_as_the_process_has_ended(guarded: Kit, start):
     process = start(IMPORT)
 
-    def end() -> None:
-        time.sleep(1.5)
+    with guarded.popen("apply", "p1", "--wait", "60s") as waiting:
+        assert waiting.stderr is not None
+        said = waiting.stderr.readline()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-
-    ender = threading.Thread(target=end)
-    ender.start()
-    done = guarded("apply", "p1", "--wait", "60s")
-    ender.join()
-    assert "waiting" in done.err
-    assert str(process.pid) in done.err
+        assert waiting.wait(60) == 0
+    assert "waiting" in said
+    assert str(process.pid) in said
 
 
 def test_an_override_needs_a_reason_and_is_remembered(guarded: Kit, start):
