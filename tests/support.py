@@ -135,6 +135,14 @@ class Venv:
         return done.stdout.strip()
 
 
+def nvml_stand_in(folder: Path) -> Path:
+    """Build ``tests/nvml.c`` into the folder, for LD_LIBRARY_PATH; returns the folder."""
+    source = Path(__file__).with_name("nvml.c")
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", source]
+    subprocess.run([*command, "-o", folder / "libnvidia-ml.so.1"], check=True)
+    return folder
+
+
 def bare() -> dict[str, str]:
     """The environment variables without those that steer Python, pip, uv or patchkit."""
     steering = ("PYTHON", "PIP_", "UV_", "PATCHKIT_", "VIRTUAL_ENV", "GIT_")

@@ -12,14 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from patchkit import processes
 from patchkit.gpu_memory import GpuMemory
 from patchkit.guard import accelerators, procfs
-from tests.support import bare, snapshot
+from tests.support import bare, nvml_stand_in, snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: device nodes, a mount namespace")
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -27,7 +26,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 sees_all = pytest.mark.skipif(
     not procfs.in_initial_pid_namespace(), reason="needs a PID namespace that shows every process"
 )
-SOURCE = Path(__file__).with_name("nvml.c")
+MIB = 1 << 20
 # A /dev of its own, in which NVIDIA's nodes are there.
 DEV = (
     "mount -t tmpfs none /dev && ln -s /proc/self/fd /dev/fd && "
@@ -156,12 +155,15 @@ def test_a_command_that_holds_an_accelerator_itself_is_ended_with_it(kit, venv, 
 # -- NVIDIA's list --------------------------------------------------------------------------------
 
 
+def answers(used, pid=None, its=0):
+    """What the driver says of its one GPU: the MiB in use, and a process with its own."""
+    process = f"process 0 -1 c {pid} {its * MIB}\n" if pid else ""
+    return f"gpu {used * MIB} 0\n{process}"
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nvml")
-    command = ["cc", "-shared", "-fPIC", "-w", "-o", folder / "libnvidia-ml.so.1", SOURCE]
-    subprocess.run(command, check=True)
-    return folder
+    return nvml_stand_in(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
@@ -170,10 +172,10 @@ def start(kit, venv, tmp_path, library, before):
     state = tmp_path / "gpu"
     started = []
 
-    def run(command, now="0"):
-        state.write_text(now)
+    def run(command, used=0):
+        state.write_text(answers(used))
         prefix = ["unshare", "--mount", "sh", "-c", DEV, "sh"]
-        env = {"LD_LIBRARY_PATH": str(library), "NVML_STATE": str(state)}
+        env = {"LD_LIBRARY_PATH": str(library), "NVML_ANSWERS": str(state)}
         started.append(Running(kit, tmp_path, command, prefix=prefix, **env))
         return started[-1], state
 
@@ -186,22 +188,22 @@ def start(kit, venv, tmp_path, library, before):
 
 @needs_compiler
 def test_the_driver_is_waited_for_while_it_lists_a_process_of_the_session(start):
-    running, state = start(["sh", "-c", 'echo 5000 $$ 5000 >"$NVML_STATE"'])
+    running, state = start(["sh", "-c", f'echo "{answers(5000, "$$", 5000)}" >"$NVML_ANSWERS"'])
     running.says("waiting for GPU 0 to be released")
     assert "restored" not in running.err
-    state.write_text("0")
+    state.write_text(answers(0))
     assert running.end() == 0, running.err
     assert "restored  p1" in running.err
     predicate = running.predicate()
     assert predicate["gpus_held"] == []
-    assert predicate["machine"]["gpus"] == [{"name": "Stand-in", "uuid": "GPU-1"}]
+    assert predicate["machine"]["gpus"] == [{"name": "Stand-in", "uuid": "GPU-0"}]
     assert predicate["machine"]["driver"] == "999.1"
 
 
 @needs_compiler
 @sees_all
 def test_memory_that_nobody_accounts_for_is_waited_for_and_a_signal_ends_the_waiting(start):
-    running, _ = start(["sh", "-c", 'echo 5000 >"$NVML_STATE"; exit 3'])
+    running, _ = start(["sh", "-c", f'echo "{answers(5000)}" >"$NVML_ANSWERS"; exit 3'])
     running.says("waiting for GPU 0 to be released")
     running.process.send_signal(signal.SIGINT)
     # The files are put back all the same: memory does not read them.
@@ -214,7 +216,7 @@ def test_memory_that_nobody_accounts_for_is_waited_for_and_a_signal_ends_the_wai
 @needs_compiler
 @sees_all
 def test_what_others_held_before_is_not_waited_for(start):
-    running, _ = start(["sh", "-c", 'echo "5100 1 100" >"$NVML_STATE"'], now="5000")
+    running, _ = start(["sh", "-c", f'echo "{answers(5100, 1, 100)}" >"$NVML_ANSWERS"'], used=5000)
     assert running.end() == 0, running.err
     assert "GPU" not in running.err
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from patchkit.target import Target
     from patchkit.workspace import Workspace
 
+_OLD = "OLD"
+_MOST = 2  # file names in one cell
+_WIDTH = 90  # of a command; --json has more of it
 _HEADER = ("PID", "USER", "STARTED", "GPU", "MEMORY", "RUNS", "COMMAND")
 
 
@@ -39,7 +42,11 @@ def ps(workspace: Workspace, name: str | None = None, *, thorough: bool = False)
             | found.to_json()
         )
         lines.append(("title", f"{target.label} in {target.root}"))
-        lines += _table(found.rows) if found.rows else ["  no process uses it"]
+        lines += _table(found.rows, target.prefix) if found.rows else ["  no process uses it"]
+        if any(row.outdated for row in found.rows):
+            lines.append(
+                ("warn", f"  {_OLD}: it started before the file was changed, and runs what was there then")
+            )
         lines += [("dim", f"  note: {note}") for note in found.notes]
         details += [f"  {row.holder.pid}: {row.holder.evidence}" for row in found.rows]
     return Result({"targets": data}, lines, details)
@@ -95,8 +102,8 @@ def _files_of(workspace: Workspace, target: Target, name: str) -> set[str]:
         return set()  # a broken patch elsewhere does not stop this command
 
 
-def _table(rows: Sequence[Row]) -> list[str | tuple[str, str]]:
-    cells = [_HEADER, *(_cells(row) for row in rows)]
+def _table(rows: Sequence[Row], prefix: str | None) -> list[str | tuple[str, str]]:
+    cells = [_HEADER, *(_cells(row, prefix) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER) - 1)]
     texts = [
         "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
@@ -111,7 +118,7 @@ def _style(row: Row) -> str:
     return "title" if row.holder.blocks else ""
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, prefix: str | None) -> tuple[str, ...]:
     holder = row.holder
     memory = sum(gpu.memory or 0 for gpu in holder.gpus)
     return (
@@ -121,8 +128,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         ",".join(gpu.name.removeprefix("GPU ").removeprefix("/dev/") for gpu in holder.gpus) or "-",
         f"{memory >> 20} MiB" if memory else "-",
         _runs(row),
-        holder.command,
+        _short(holder.command.removeprefix(f"{prefix}/bin/") if prefix else holder.command),
     )
+
+
+def _short(command: str) -> str:
+    return command if len(command) <= _WIDTH else command[: _WIDTH - 1] + "…"
 
 
 def _runs(row: Row) -> str:
@@ -130,7 +141,17 @@ def _runs(row: Row) -> str:
         return "cannot tell"
     if not row.versions:
         return "not loaded"
-    return ", ".join(
-        f"{os.path.basename(path)}: {'OLD, ' + OLDER if version == OLDER else version}"
-        for path, version in row.versions.items()
-    )
+    named: dict[str, list[str]] = {}
+    for path, version in row.versions.items():
+        named.setdefault(_OLD if version == OLDER else version, []).append(os.path.basename(path))
+    # Untouched files of other patches are only counted where another version is what matters.
+    pristine = named.pop(PRISTINE, [])
+    texts = [f"{_list(names)}: {version}" for version, names in named.items()]
+    if pristine:
+        texts.append(f"{len(pristine)} {PRISTINE}" if texts else f"{_list(pristine)}: {PRISTINE}")
+    return ", ".join(texts)
+
+
+def _list(names: list[str]) -> str:
+    more = f" +{len(names) - _MOST}" if len(names) > _MOST else ""
+    return " ".join(names[:_MOST]) + more

@@ -14,10 +14,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from patchkit.guard import stalls
 from patchkit.guard.findings import Gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 # NVIDIA; AMD; anything with a DRM render node; the kernel's accel class; Ascend; Neuron; Gaudi.
 NODES = (
@@ -31,6 +32,7 @@ NODES = (
 )
 NODES_VARIABLE = "PATCHKIT_DEVICE_NODES"  # more patterns, with ':' between them
 KFD = "/sys/class/kfd/kfd/proc"
+_DRIVER_S = 30.0  # NVML wakes each GPU that nothing keeps awake: seconds, on a large machine
 # An idle driver keeps some memory of its own; a CUDA context alone takes about this much.
 IDLE_MEMORY = 256 << 20
 
@@ -73,7 +75,18 @@ class NodeMatcher:
 
 
 def listed(kfd: str = KFD) -> Listed:
-    """Ask NVML and the AMD driver. Needs no GPU library where there is no GPU."""
+    """Ask NVML and the AMD driver. Needs no GPU library where there is no GPU.
+
+    A driver that does not answer (after some faults of a GPU it never does) is noted, not waited for.
+    """
+    try:
+        return stalls.apart("the accelerators' lists", lambda: _ask(kfd), _DRIVER_S)
+    except stalls.StalledError as error:
+        note = f"the accelerators' lists were not read ({error}): open device nodes were, instead"
+        return Listed(notes=[note])
+
+
+def _ask(kfd: str) -> Listed:
     result = Listed()
     if os.path.exists("/dev/nvidiactl") or os.path.isdir("/proc/driver/nvidia"):
         _ask_nvml(result)
@@ -105,27 +118,42 @@ def _ask_nvml(result: Listed) -> None:
 
 def _ask_device(pynvml: Any, index: int, result: Listed) -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    listed: dict[int, int] = {}  # bytes of each pid
-    known = True
     instances = list(_mig_instances(pynvml, handle))
-    for place, name, identity in [(handle, f"GPU {index}", uuid)] + [
-        (instance, f"GPU {index} MIG {number}", _text(pynvml.nvmlDeviceGetUUID(instance)))
-        for number, instance in instances
-    ]:
-        for kind, ask in (
-            ("compute", "nvmlDeviceGetComputeRunningProcesses"),
-            ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
-            ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
-        ):
-            for entry in _processes(pynvml, ask, place):
-                _merge(result, entry.pid, Gpu(name, kind, identity, entry.usedGpuMemory or None))
-                known = known and entry.usedGpuMemory is not None
-                listed[entry.pid] = max(listed.get(entry.pid, 0), entry.usedGpuMemory or 0)
+    seen: set[int] = set()
+    for number, instance in instances:
+        seen |= _ask_place(pynvml, instance, f"GPU {index} MIG {number}", result)
+    # A divided GPU lists the processes of its instances once more, and uses the memory of all of them.
+    _ask_place(pynvml, handle, f"GPU {index}", result, known=seen, divided=bool(instances))
+
+
+def _ask_place(
+    pynvml: Any,
+    place: Any,
+    name: str,
+    result: Listed,
+    *,
+    known: Collection[int] = (),
+    divided: bool = False,
+) -> set[int]:
+    """Add the processes of a GPU or of a MIG instance, without those ``known``; returns their pids."""
+    uuid = _text(pynvml.nvmlDeviceGetUUID(place))
+    used: dict[int, int] = {}  # bytes of each pid
+    complete = True
+    for kind, ask in (
+        ("compute", "nvmlDeviceGetComputeRunningProcesses"),
+        ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+        ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
+    ):
+        for entry in _processes(pynvml, ask, place):
+            if entry.pid not in known:
+                _merge(result, entry.pid, Gpu(name, kind, uuid, entry.usedGpuMemory or None))
+            complete = complete and entry.usedGpuMemory is not None
+            used[entry.pid] = max(used.get(entry.pid, 0), entry.usedGpuMemory or 0)
     # In a PID namespace of its own, the driver leaves out the processes that have no number there.
-    excess = _memory_used(pynvml, handle) - sum(listed.values())
-    if known and not instances and excess > IDLE_MEMORY:
-        result.unexplained.append(Gpu(f"GPU {index}", "compute", uuid, excess))
+    excess = _memory_used(pynvml, place) - sum(used.values())
+    if complete and not divided and excess > IDLE_MEMORY:
+        result.unexplained.append(Gpu(name, "compute", uuid, excess))
+    return set(used)
 
 
 def _processes(pynvml: Any, ask: str, place: Any) -> list[Any]:

@@ -9,8 +9,10 @@ the interpreter state points to, and ``sys.hexversion`` the version that the lay
 
 from __future__ import annotations
 
+import array
 import struct
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from patchkit.guard import layout as layouts
@@ -21,23 +23,24 @@ if TYPE_CHECKING:
 
     from patchkit.guard.memory import Memory
 
+_SLICE = 1024  # modules read at once; what belongs to them stays in the processor's cache
 _LOOKS = 6  # at a sys.modules that changes while it is read
 _MAX_INTERPRETERS = 256
 _MAX_ENTRIES = 1 << 22
 _USUAL = 5  # __name__, __doc__, __package__, __loader__ and __spec__ come first
 _SHORT = 192  # bytes read at once for a string: header and most paths
+_HEADER = 40  # of a dict's keys
+_TABLE = 240  # bytes read at once of a dict's keys: header, index and the first entries of most modules
 _ADDRESSES = 1 << 63
 
 _HEAD = struct.Struct("<QQQ")  # ob_refcnt, ob_type, the first field
-_TYPE_AND_FIRST = struct.Struct("<QQ")
 _TWO = struct.Struct("<QQQQ")  # key, value, key, value
 _TWO_WIDE = struct.Struct("<8xQQ8xQQ")  # each with its hash before it
-_KEYS = struct.Struct("<9xBB13xq8x")  # dk_log2_index_bytes, dk_kind, dk_nentries
-_WIDE_KEYS = struct.Struct("<8xq16xq")  # dk_size, dk_nentries
 # A str's state: two bits say how it is interned, then kind (3 bits), compact, ascii.
 _STATE, _COMPACT_ASCII = 0b1111100, 0b1100100
 
 Entry = tuple[int, int]  # addresses of a key and a value
+Shape = tuple[int, int, int]  # address or offset of a dict's entries, size of one, number
 
 
 class TornError(Exception):
@@ -74,7 +77,9 @@ class Interpreter:
         self._cached_keys: set[int] = set()
 
     def snapshot(self, enough: Callable[[set[str]], bool] = lambda _: False) -> Snapshot:
-        """Read all interpreters of the process, until ``enough`` says so of the paths that were found.
+        """Read all interpreters of the process, or until ``enough``.
+
+        That is called with the paths that were found since it was called last.
 
         Raises ``TornError`` if it makes no sense, and what ``Memory`` raises.
         """
@@ -103,24 +108,40 @@ class Interpreter:
         entries, whole = self._entries(address)
         others = self._prove(address, entries, result)
         done: set[Entry] = set()
-        before: set[Entry] = set(entries)
+        fresh = entries
+        holes: set[Entry] = set()
         for _ in range(_LOOKS):
             result.looks += 1
-            done |= self._read_modules([entry for entry in entries if entry not in done], result)
-            if enough(result.paths):
-                break
-            entries, again = self._entries(address)
-            missing = set(entries) - done
-            if not missing and whole and again:
+            unread: list[Entry] = []
+            # The newest first: a model or a plugin is imported late.
+            for end in range(len(fresh), 0, -_SLICE):
+                some = fresh[max(0, end - _SLICE) : end]
+                paths: set[str] = set()
+                unread += self._read_modules(some, paths)
+                result.paths |= paths
+                if enough(paths):
+                    result.modules += len(done) + len(fresh) - max(0, end - _SLICE)
+                    return True
+            before, (entries, again) = entries, self._entries(address)
+            settled = whole and again
+            if settled and not unread and entries == before:
+                break  # the usual case: nothing changed meanwhile
+            done.update(fresh)
+            done.difference_update(unread)
+            fresh = [entry for entry in entries if entry not in done]
+            if settled and not fresh:
                 break
             # An entry seen in two looks and readable in none is a hole; one that came meanwhile is the
             # same as an import a moment after this look.
-            holes, before, whole = missing & before, set(entries), again
+            holes, whole = set(fresh).intersection(before), again
         else:
             result.complete = result.complete and whole and not holes
-        result.modules += len(entries) or len(done)
+        result.modules += len(entries)
         for other in others:
-            self._read_modules(self._entries(other)[0], result)
+            paths = set()
+            self._read_modules(self._entries(other)[0], paths)
+            result.paths |= paths
+            enough(paths)
         return True
 
     def _prove(self, modules: int, entries: list[Entry], result: Snapshot) -> list[int]:
@@ -197,7 +218,7 @@ class Interpreter:
             if values:
                 raise TornError("a split dict")
             try:
-                start, size, count = self._keys_shapes(self.memory.read(keys, 40))[0]
+                start, size, count = self._keys_shapes(self.memory.read(keys, _HEADER), _HEADER)[0]
                 if not 0 <= count <= _MAX_ENTRIES:
                     continue
                 found = self._live(self.memory.read(keys + start, size * count), size)
@@ -226,70 +247,77 @@ class Interpreter:
 
     # -- modules -------------------------------------------------------------------------------------
 
-    def _read_modules(self, entries: Sequence[Entry], result: Snapshot) -> set[Entry]:
-        """Add the paths of the modules in ``entries``; returns those entries that could be read.
+    def _read_modules(self, entries: list[Entry], paths: set[str]) -> list[Entry]:
+        """Add to ``paths`` those of the modules in ``entries``; returns those entries that could not be read.
 
-        Each step reads one structure of all modules at once: the module, its dict, the dict's keys, the
-        two entries where ``__file__`` usually is.
+        Each step reads one structure of all modules at once: the module, its dict, the dict's keys with
+        the entries where ``__file__`` usually is, the text. With thousands of modules what Python does in
+        between takes as long as the reading: hence columns, not tuples.
         """
         if not entries:
-            return set()
+            return []
+        words = _words(self.memory.read_equal([value + 8 for _, value in entries], 16))
+        kinds, firsts = words[0::2], words[1::2]
+        unread = [entry for entry, kind in zip(entries, kinds, strict=True) if not kind]
+        # Anything may be in sys.modules: None, or an object that is not a module.
+        fit = [0x1000 < first < _ADDRESSES for first in firsts]
+        members = list(compress(entries, fit))
+        dicts = [first + 8 for first in compress(firsts, fit)]
+        width = self.layout.keys // 8 + 1  # words from ob_type to ma_values
+        words = _words(self.memory.read_equal(dicts, 8 * width))
+        kinds, keys, values = words[0::width], words[width - 2 :: width], words[width - 1 :: width]
         dict_type = self.symbols["PyDict_Type"]
-        done: set[Entry] = set()
-        members: list[Entry] = []
-        dicts: list[int] = []
-        heads = self.memory.read_equal([value + 8 for _, value in entries], 16)
-        for entry, (kind, first) in zip(entries, _TYPE_AND_FIRST.iter_unpack(heads), strict=True):
-            if kind and 0x1000 < first < _ADDRESSES:
-                members.append(entry)
-                dicts.append(first + 8)
-            elif kind:
-                done.add(entry)  # None, or another object that is not a module
-        tables: list[Entry] = []
-        addresses: list[int] = []
-        bodies = self.memory.read_equal(dicts, self.layout.keys + 8)
-        body = struct.Struct(f"<Q{self.layout.keys - 16}xQQ")
-        for entry, (kind, keys, values) in zip(members, body.iter_unpack(bodies), strict=True):
-            if kind == dict_type and keys and not values:
-                tables.append(entry)
-                addresses.append(keys)
-            else:
-                done.add(entry)  # no module: what its class does with attributes is not ours to know
-        done.update(self._read_tables(tables, addresses, result))
-        return done
+        # No dict: what the class of such an object does with attributes is not ours to know.
+        fit = [
+            kind == dict_type and table > 0 and not value
+            for kind, table, value in zip(kinds, keys, values, strict=True)
+        ]
+        return unread + self._read_tables(list(compress(members, fit)), list(compress(keys, fit)), paths)
 
-    def _read_tables(self, entries: list[Entry], keys: list[int], result: Snapshot) -> list[Entry]:
-        """Add the paths found in the dicts with these ``keys`` objects; returns what could be read."""
-        shapes = self._keys_shapes(self.memory.read_equal(keys, 40))
-        places = [
-            (address + start, size, count)
-            for address, (start, size, count) in zip(keys, shapes, strict=True)
-            if 0 <= count <= _MAX_ENTRIES
-        ]
-        readable = [
-            entry for entry, (_, _, count) in zip(entries, shapes, strict=True) if 0 <= count <= _MAX_ENTRIES
-        ]
+    def _read_tables(self, entries: list[Entry], keys: list[int], paths: set[str]) -> list[Entry]:
+        """Add the paths found in the dicts with these ``keys`` objects; returns what could not be read."""
         pointers: dict[int, None] = {}
-        if not self._file_keys:
-            self._find_paths(places[:16], pointers)  # to learn the address of the string "__file__"
-        rest = self._usual_places(places, pointers)
+        if not self._file_keys:  # to learn the address of the string "__file__"
+            shapes = self._keys_shapes(self.memory.read_equal(keys[:16], _HEADER), _HEADER)
+            self._find_paths(_places(keys, shapes), pointers)
+        raw = self.memory.read_equal(keys, _TABLE)
+        known = self._file_keys
+        width, pair = (24, _TWO_WIDE) if self.layout.wide_entries else (16, _TWO)
+        skipped = _USUAL * width
+        last = _TABLE - skipped - pair.size
+        elsewhere: list[int] = []
+        for at, (start, size, count) in enumerate(self._keys_shapes(raw, _TABLE)):
+            if size == width and start <= last and count > _USUAL + 1:
+                key, value, next_key, next_value = pair.unpack_from(raw, at * _TABLE + start + skipped)
+                if key in known:
+                    pointers[value] = None
+                    continue
+                if next_key in known:
+                    pointers[next_value] = None
+                    continue
+            elsewhere.append(at)
+        unread = self._read_large_tables([(entries[at], keys[at]) for at in elsewhere], pointers)
+        paths.update(text for text in self.strings(list(pointers)) if text)
+        return unread
+
+    def _read_large_tables(self, tables: list[tuple[Entry, int]], pointers: dict[int, None]) -> list[Entry]:
+        """The same for dicts whose usual place lies further on, or that have ``__file__`` elsewhere."""
+        keys = [address for _, address in tables]
+        shapes = self._keys_shapes(self.memory.read_equal(keys, _HEADER), _HEADER)
+        rest = self._usual_places(_places(keys, shapes), pointers)
         # What is left has __file__ elsewhere, or none at all: a builtin, or a namespace package.
         self._find_paths(rest, pointers)
-        result.paths.update(text for text in self.strings(list(pointers)) if text)
-        return readable
+        return [entry for (entry, _), shape in zip(tables, shapes, strict=True) if not _is_sane(shape)]
 
-    def _usual_places(
-        self, places: list[tuple[int, int, int]], pointers: dict[int, None]
-    ) -> list[tuple[int, int, int]]:
+    def _usual_places(self, places: list[Shape], pointers: dict[int, None]) -> list[Shape]:
         """Look where importlib puts ``__file__``: the sixth entry, in a package the seventh.
 
         Returns the dicts that have it elsewhere, if at all.
         """
-        width = 24 if self.layout.wide_entries else 16
+        width, pair = (24, _TWO_WIDE) if self.layout.wide_entries else (16, _TWO)
         fit = [place for place in places if place[1] == width and place[2] > _USUAL + 1]
         rest = [place for place in places if place[1] != width or place[2] <= _USUAL + 1]
-        raw = self.memory.read_equal([address + width * _USUAL for address, _, _ in fit], 2 * width)
-        pair = _TWO_WIDE if self.layout.wide_entries else _TWO
+        raw = self.memory.read_equal([address + width * _USUAL for address, _, _ in fit], pair.size)
         known = self._file_keys
         for place, (key, value, next_key, next_value) in zip(fit, pair.iter_unpack(raw), strict=True):
             if key in known:
@@ -300,7 +328,7 @@ class Interpreter:
                 rest.append(place)
         return rest
 
-    def _find_paths(self, places: list[tuple[int, int, int]], pointers: dict[int, None]) -> None:
+    def _find_paths(self, places: list[Shape], pointers: dict[int, None]) -> None:
         """Look for ``__file__``, or else ``__cached__``, among all entries of each dict."""
         raws = self.memory.read_ranges(
             [address for address, _, _ in places], [size * count for _, size, count in places]
@@ -317,16 +345,26 @@ class Interpreter:
             for wanted in (self._file_keys, self._cached_keys):
                 pointers.update((entries[key], None) for key in wanted if key in entries)
 
-    def _keys_shapes(self, headers: bytes) -> list[tuple[int, int, int]]:
-        """From keys objects' first 40 bytes each: offset, size and number of their entries."""
+    def _keys_shapes(self, headers: bytes, stride: int) -> list[Shape]:
+        """From keys objects' first bytes (``stride`` of each): offset, size and number of their entries.
+
+        The number is negative where nothing could be read (a living object has references).
+        """
         if self.layout.wide_entries:
+            wide = struct.Struct(f"<Qq16xq{stride - 40}x")  # dk_refcnt, dk_size, dk_nentries
             return [
-                (40 + slots * (1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4), 24, count)
-                for slots, count in _WIDE_KEYS.iter_unpack(headers)
+                (
+                    40 + slots * (1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4),
+                    24,
+                    count if references else -1,
+                )
+                for references, slots, count in wide.iter_unpack(headers)
             ]
+        # dk_refcnt, dk_log2_index_bytes, dk_kind, dk_nentries
+        usual = struct.Struct(f"<Q1xBB13xq{stride - 32}x")
         return [
-            (32 + (1 << (index_bytes & 31)), 16 if unicode else 24, count)
-            for index_bytes, unicode, count in _KEYS.iter_unpack(headers)
+            (32 + (1 << (index_bytes & 31)), 16 if unicode else 24, count if references else -1)
+            for references, index_bytes, unicode, count in usual.iter_unpack(headers)
         ]
 
     # -- strings -------------------------------------------------------------------------------------
@@ -376,3 +414,20 @@ class Interpreter:
             return None
         start = self.layout.ascii if plain else self.layout.compact
         return start, length * kind, {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}[kind]
+
+
+def _words(raw: bytes) -> array.array[int]:
+    return array.array("Q", raw)
+
+
+def _is_sane(shape: Shape) -> bool:
+    return 0 <= shape[2] <= _MAX_ENTRIES
+
+
+def _places(keys: Sequence[int], shapes: Sequence[Shape]) -> list[Shape]:
+    """Where the entries of the ``keys`` objects are, as far as these could be read."""
+    return [
+        (address + shape[0], shape[1], shape[2])
+        for address, shape in zip(keys, shapes, strict=False)
+        if _is_sane(shape)
+    ]

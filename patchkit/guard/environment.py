@@ -85,7 +85,7 @@ class Environment:
                 if view.is_below(folder or "/", tree.root_identity):
                     return f"it maps a file of {folder}"
         try:
-            program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
+            program = procfs.program(pid)
         except OSError:
             program = ""
         if tree.prefix and not tree.is_venv and not self._root_is_elsewhere():
@@ -155,9 +155,7 @@ class Environment:
         self, arguments: list[str], name: str, uid: int, *, on_gpu: Callable[[], bool]
     ) -> str | None:
         """``arguments`` and ``name`` (``comm``) are all that is visible of the process of ``uid``."""
-        if uid not in self._may_read:
-            self._may_read[uid] = may_read(uid, self.tree.root)
-        if not self._may_read[uid]:
+        if not self._may_enter(uid):
             return None
         first = arguments[0] if arguments else ""
         if first.startswith("/"):
@@ -175,6 +173,21 @@ class Environment:
         if not self._in_foreign_home(uid) and on_gpu():
             return "it computes on a GPU, and what it runs cannot be seen"
         return None
+
+    def by_program(self, program: str, name: str, uid: int) -> str | None:
+        """``program`` (``/proc/PID/exe``) and ``name`` are all that can be had of a process that hangs."""
+        if not self._may_enter(uid):
+            return None
+        if _PYTHON.match(os.path.basename(program)):
+            return f"it runs {program}, of an environment that cannot be seen"
+        if self._in_prefix(program):
+            return f"it runs {program}"
+        return f"it calls itself {name!r}" if self._words.search(name) else None
+
+    def _may_enter(self, uid: int) -> bool:
+        if uid not in self._may_read:
+            self._may_read[uid] = may_read(uid, self.tree.root)
+        return self._may_read[uid]
 
     def _package_in(self, arguments: list[str]) -> str | None:
         for argument in arguments:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from patchkit.guard import accelerators, procfs
+from patchkit.guard import accelerators, procfs, stalls
 from patchkit.guard.cpython import Interpreter, Snapshot, TornError
 from patchkit.guard.environment import Environment
 from patchkit.guard.findings import Findings, Gpu, Holder, Verdict
@@ -65,6 +65,40 @@ class _Answer:
     hint: str | None = None
 
 
+class _Matches:
+    """The asked files among the paths that one process names."""
+
+    def __init__(self, tree: Tree, view: View, pid: int) -> None:
+        self.hits: dict[str, str] = {}
+        self.unsure: str | None = None  # a relative path that may be one
+        self._tree = tree
+        self._view = view
+        self._pid = pid
+
+    def add(self, paths: set[str]) -> bool:
+        """Look at some more paths; returns whether all asked files were found."""
+        fresh = paths - self._view.cleared
+        relative = {path for path in fresh if not path.startswith("/")}
+        for name, path in self._tree.matches(self._view, fresh - relative).items():
+            self.hits.setdefault(name, path)
+        if relative:
+            self._add_relative(relative)
+        return len(self.hits) == len(self._tree.files)
+
+    def _add_relative(self, paths: set[str]) -> None:
+        try:
+            folder = os.readlink(f"/proc/{self._pid}/cwd")
+        except OSError:
+            folder = "/"
+        for path in paths:
+            absolute = os.path.normpath(os.path.join(folder, path))
+            name = self._tree.match(self._view, absolute)
+            if name is not None:
+                self.hits.setdefault(name, path)
+            elif self._tree.ends_like(path) and not self._view.exists(absolute):
+                self.unsure = path
+
+
 class Inspection:
     """One look at all processes."""
 
@@ -80,6 +114,8 @@ class Inspection:
         self._has_nodes = accelerators.any_present(nodes)
         self._compiled = [name for name in tree.files if not name.endswith(".py")]
         self._unseen = 0
+        self._silent = 0
+        self._interpreters: set[int] = set()  # processes in which CPython was found
 
     @cached_property
     def _listed(self) -> accelerators.Listed:
@@ -94,9 +130,7 @@ class Inspection:
             holders.append(self._self())
         if self.tree.files:
             holders.extend(
-                self._holder(pid, ancestor=pid in above)
-                for pid in procfs.pids()
-                if pid != own and pid not in exclude
+                self._all([pid for pid in procfs.pids() if pid != own and pid not in exclude], above)
             )
         if procfs.hides_others() or not procfs.in_initial_pid_namespace():
             holders.extend(self._strangers(exclude))
@@ -104,11 +138,49 @@ class Inspection:
         found.sort(key=lambda holder: (not holder.blocks, holder.verdict is not Verdict.LOADED, holder.pid))
         return Findings(tuple(found), tuple(self._notes()))
 
+    def _all(self, pids: list[int], above: set[int]) -> list[Holder | None]:
+        answers = stalls.ask_all(pids, lambda pid: self._holder(pid, ancestor=pid in above))
+        holders = list(answers.values())
+        for pid in pids:
+            if pid not in answers:
+                holders.append(self._hung(pid, ancestor=pid in above))
+        return holders
+
+    def _hung(self, pid: int, *, ancestor: bool) -> Holder | None:
+        """A process about which the kernel does not answer, because it does not give its memory free."""
+        procfs.resume(pid)
+        try:
+            known, program, users = procfs.stat(pid), procfs.program(pid), procfs.uids(pid)
+        except OSError:
+            return None
+        if known is None or users is None or known.ended or ancestor:
+            return None
+        reason = self.environment.by_program(program, known.command, users[0])
+        if reason is None and pid in self._interpreters:
+            reason = "it runs a CPython, of an environment that cannot be seen"
+        gpus = self._nodes.gpus(procfs.descriptors(pid)) if self._has_nodes else ()
+        if reason is None and not gpus:
+            self._silent += 1
+            return None
+        what = f"the kernel gave no answer about its memory for {stalls.STALL_S:.0f} s"
+        answer = _Answer(
+            Verdict.CANNOT_TELL,
+            f"{what}, and {reason or f'it holds {gpus[0].name}'}",
+            True,
+            hint="it hangs in the kernel: end it, or what it waits for",
+        )
+        return self._describe(pid, answer, gpus, True)
+
     def _notes(self) -> list[str]:
         notes = list(self._listed.notes) if "_listed" in vars(self) else []
         if self._unseen:
             notes.append(
                 f"{self._unseen} processes of other users could not be read; by their command lines "
+                "they are not of this environment"
+            )
+        if self._silent:
+            notes.append(
+                f"{self._silent} processes hang in the kernel and could not be read; by their programs "
                 "they are not of this environment"
             )
         if procfs.hides_others():
@@ -120,6 +192,7 @@ class Inspection:
     # -- one process ---------------------------------------------------------------------------------
 
     def _holder(self, pid: int, *, ancestor: bool) -> Holder | None:
+        before = procfs.stat(pid)
         try:
             maps = procfs.maps(pid)
         except PermissionError:
@@ -134,6 +207,10 @@ class Inspection:
             return None  # a kernel thread, or one that has ended
         if answer is None:
             return None
+        after = procfs.stat(pid)
+        if before is not None and after is not None and before.ticks != after.ticks:
+            # It ended meanwhile, and its number already belongs to another process: look at that one.
+            return self._holder(pid, ancestor=ancestor)
         gpus = self._gpus(pid, maps)
         blocks = answer.verdict is Verdict.LOADED or (
             answer.relevant and not ancestor and (answer.verdict is Verdict.CANNOT_TELL or bool(gpus))
@@ -193,6 +270,7 @@ class Inspection:
                         return None  # an editor that was started from the environment, say
                     trouble = "its interpreter is not a CPython that can be read"
                     break
+                self._interpreters.add(pid)
                 return self._read(pid, memory, symbols, maps)
             except PermissionError:
                 trouble, hint = "its memory may not be read", permission_hint()
@@ -232,12 +310,12 @@ class Inspection:
         """A CPython whose memory may be read."""
         interpreter = Interpreter(memory, symbols)
         view = self.views.of(pid)
-        snapshot = interpreter.snapshot(lambda paths: bool(self.tree.matches(view, paths)))
-        hits, unsure = self._match_all(pid, view, snapshot.paths)
-        if not hits and not snapshot.complete and self.stop_to_read:
+        found = _Matches(self.tree, view, pid)
+        snapshot = interpreter.snapshot(found.add)
+        if not found.hits and not snapshot.complete and self.stop_to_read:
             with procfs.stopped(pid):
-                snapshot = interpreter.snapshot()
-            hits, unsure = self._match_all(pid, view, snapshot.paths)
+                snapshot = interpreter.snapshot(found.add)
+        hits = found.hits
         what = (
             f"CPython {snapshot.version}, {snapshot.modules} modules read" if snapshot.version else "CPython"
         )
@@ -245,10 +323,10 @@ class Inspection:
             files = tuple(name for name in self.tree.files if name in hits)
             return _Answer(Verdict.LOADED, f"sys.modules has {hits[files[0]]} ({what})", True, files)
         reason = self.environment.by_interpreter(view, snapshot)
-        if unsure:
+        if found.unsure:
             return _Answer(
                 Verdict.CANNOT_TELL,
-                f"sys.modules has {unsure}, relative to a folder that is no longer known ({what})",
+                f"sys.modules has {found.unsure}, relative to a folder that is no longer known ({what})",
                 True,
             )
         if reason is None and not self._has_nodes:
@@ -265,8 +343,9 @@ class Inspection:
         """Code that ``sys.modules`` does not show any more."""
         folders = (*snapshot.search_path, snapshot.prefix, self.tree.root)
         found = scan(pid, interpreter, maps, self.tree.files, folders, thorough=self.thorough)
-        view = self.views.of(pid)
-        hits = self._match_all(pid, view, found.paths)[0]
+        matches = _Matches(self.tree, self.views.of(pid), pid)
+        matches.add(found.paths)
+        hits = matches.hits
         files = tuple(name for name in self.tree.files if name in hits)
         if files:
             path = hits[files[0]]
@@ -275,6 +354,12 @@ class Inspection:
                 f"code of {path} is alive, though sys.modules does not show it ({what})",
                 True,
                 files,
+            )
+        if matches.unsure:
+            return _Answer(
+                Verdict.CANNOT_TELL,
+                f"code of {matches.unsure} is alive, relative to a folder that is no longer known ({what})",
+                True,
             )
         if not snapshot.complete:
             return _Answer(
@@ -288,25 +373,6 @@ class Inspection:
             f"neither sys.modules nor code in memory has it ({what}){found.omission}",
             True,
         )
-
-    def _match_all(self, pid: int, view: View, paths: set[str]) -> tuple[dict[str, str], str | None]:
-        """Asked files among ``paths``, and a relative path that may be one."""
-        relative = {path for path in paths if not path.startswith("/")}
-        hits = self.tree.matches(view, paths - relative)
-        unsure: str | None = None
-        if relative:
-            try:
-                folder = os.readlink(f"/proc/{pid}/cwd")
-            except OSError:
-                folder = "/"
-            for path in relative:
-                absolute = os.path.normpath(os.path.join(folder, path))
-                name = self.tree.match(view, absolute)
-                if name is not None:
-                    hits.setdefault(name, path)
-                elif self.tree.ends_like(path) and not view.exists(absolute):
-                    unsure = path
-        return hits, unsure
 
     # -- processes that cannot be looked into ----------------------------------------------------------
 
@@ -374,7 +440,9 @@ class Inspection:
             for path in (getattr(module, "__dict__", {}).get("__file__"),)
             if isinstance(path, str)
         }
-        hits, _ = self._match_all(os.getpid(), self.views.of(os.getpid()), paths)
+        matches = _Matches(self.tree, self.views.of(os.getpid()), os.getpid())
+        matches.add(paths)
+        hits = matches.hits
         files = tuple(name for name in self.tree.files if name in hits)
         if not files:
             return None

@@ -2,7 +2,7 @@
 
 3.9 to 3.12: tables, taken from each version's own headers. 3.13 and 3.14: ``_PyRuntime`` begins with
 ``_Py_DebugOffsets``, which says it itself. All for LP64 (x86-64 and aarch64 lay these structures out
-alike; only x86-64 has been run). An unknown minor version, or a free-threaded build, is refused: a
+alike). An unknown minor version, or a free-threaded build, is refused: a
 guess could call a process clean that is not.
 """
 

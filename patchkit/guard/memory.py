@@ -14,6 +14,8 @@ import struct
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from patchkit.guard import stalls
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -64,6 +66,7 @@ class ProcessMemory:
         """Copy ``count`` iovecs at local address ``ranges`` to ``target``; returns the bytes copied."""
         local = array.array("Q", (target, size))
         got: int = self._readv(self.pid, local.buffer_info()[0], 1, ranges, count, 0)
+        stalls.beat()
         if got >= 0:
             return got
         code = ctypes.get_errno()
@@ -82,11 +85,11 @@ class ProcessMemory:
             raise UnreadableError(errno.EFAULT, f"no {size} bytes at {address:#x}")
         return bytes(buffer)
 
-    def read_into(self, address: int, buffer: bytearray) -> int:
-        """Fill ``buffer`` from ``address``; returns how many bytes could be read."""
-        into = (ctypes.c_char * len(buffer)).from_buffer(buffer)
-        ranges = array.array("Q", (address, len(buffer)))
-        return self._call(ctypes.addressof(into), len(buffer), ranges.buffer_info()[0], 1)
+    def read_into(self, address: int, buffer: bytearray, size: int) -> int:
+        """Copy ``size`` bytes at ``address`` into ``buffer``; returns how many of them could be read."""
+        into = (ctypes.c_char * size).from_buffer(buffer)
+        ranges = array.array("Q", (address, size))
+        return self._call(ctypes.addressof(into), size, ranges.buffer_info()[0], 1)
 
     def word(self, address: int) -> int:
         """The pointer-sized number at ``address``."""

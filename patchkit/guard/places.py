@@ -13,6 +13,8 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
+from patchkit.guard import stalls
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -50,6 +52,8 @@ class View:
             return os.lstat(self.base + path)
         except (OSError, ValueError):
             return None
+        finally:
+            stalls.beat()  # a network file system may take its time for each
 
     def resolve(self, path: str) -> str:
         """``path`` (absolute) without symbolic links, as far as it exists."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from patchkit.guard import stalls
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -32,6 +34,7 @@ class Stat:
     parent: int
     kernel: bool
     started: float
+    ticks: int  # the same, since boot: with it a process is told from a later one of the same number
 
     @property
     def ended(self) -> bool:
@@ -48,9 +51,15 @@ def _slurp(path: str) -> bytes:
         parts = []
         while part := os.read(descriptor, 1 << 20):
             parts.append(part)
+            stalls.beat()
     finally:
         os.close(descriptor)
     return b"".join(parts)
+
+
+def _slurp_of(pid: int, name: str) -> bytes:
+    """A file that the kernel makes from the process's address space, which the process may have locked."""
+    return stalls.bounded(pid, lambda: _slurp(f"/proc/{pid}/{name}"))
 
 
 def stat(pid: int) -> Stat | None:
@@ -70,6 +79,7 @@ def stat(pid: int) -> Stat | None:
         parent=int(fields[1]),
         kernel=bool(int(fields[6]) & _KERNEL_THREAD),
         started=boot + int(fields[19]) / _TICKS,
+        ticks=int(fields[19]),
     )
 
 
@@ -94,7 +104,7 @@ def user_name(uid: int) -> str:
 def arguments(pid: int) -> list[str]:
     """The command line as the process shows it now; empty for one that has none, or is gone."""
     try:
-        raw = _slurp(f"/proc/{pid}/cmdline")
+        raw = _slurp_of(pid, "cmdline")
     except OSError:
         return []
     # setproctitle writes one text over the whole block and leaves blanks or NULs behind it.
@@ -112,7 +122,7 @@ def title(arguments: list[str], command: str) -> str:
 def environment(pid: int) -> dict[str, str]:
     """The environment that the process was started with; empty where it may not be read."""
     try:
-        raw = _slurp(f"/proc/{pid}/environ")
+        raw = _slurp_of(pid, "environ")
     except OSError:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0"))
@@ -132,8 +142,8 @@ def limit(pid: int, name: str) -> int | None:
 
 
 def maps(pid: int) -> bytes:
-    """``/proc/PID/maps``. Raises OSError; empty for kernel threads and zombies."""
-    return _slurp(f"/proc/{pid}/maps")
+    """``/proc/PID/maps``. Raises OSError (``StalledError`` too); empty for kernel threads and zombies."""
+    return _slurp_of(pid, "maps")
 
 
 def mapped_objects(maps: bytes) -> Iterator[tuple[int, bytes, str]]:
@@ -168,6 +178,11 @@ def descriptors(pid: int) -> list[str]:
     return targets
 
 
+def program(pid: int) -> str:
+    """The path of the program that the process runs. Raises OSError."""
+    return os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
+
+
 def ancestors(pid: int) -> set[int]:
     """The processes above ``pid``."""
     found: set[int] = set()
@@ -198,8 +213,9 @@ def stopped(pid: int) -> Iterator[None]:
     if before is None or before.state in "Tt":
         yield
         return
-    os.kill(pid, signal.SIGSTOP)
+    _held.add(pid)
     try:
+        os.kill(pid, signal.SIGSTOP)
         for _ in range(200):
             now = stat(pid)
             if now is None or now.state in "TtZXx":
@@ -207,5 +223,15 @@ def stopped(pid: int) -> Iterator[None]:
             time.sleep(0.0005)
         yield
     finally:
+        resume(pid)
+
+
+_held: set[int] = set()
+
+
+def resume(pid: int) -> None:
+    """Let a process that ``stopped`` holds go on, even if the reading of it never ends."""
+    if pid in _held:
+        _held.discard(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

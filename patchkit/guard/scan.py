@@ -24,7 +24,7 @@ _REGION = re.compile(
 )
 _LARGE = 64 << 20  # numpy's and torch's buffers are; CPython's arenas seldom are
 _LARGE_HEAP = 1 << 30  # code objects over 512 bytes come from malloc, hence from [heap]
-_CHUNK = 4 << 20
+_CHUNK = 256 << 10  # stays in the processor's cache between reading and searching
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PRESENT = 0xC0  # in the top byte of a pagemap entry: in memory, or swapped out
 _LONGEST_PATH = 4096
@@ -143,19 +143,15 @@ def _find(
     if not needles:
         return
     overlap = max(map(len, needles)) - 1
+    buffer = bytearray(_CHUNK + overlap)  # one for all: touching new pages takes longer than the search
     for start, size in ranges:
-        at = 0
-        while at < size:
-            buffer = bytearray(min(_CHUNK + overlap, size - at))
-            got = memory.read_into(start + at, buffer)
-            if got < len(buffer):
-                del buffer[got:]
+        for at in range(0, size, _CHUNK):
+            got = memory.read_into(start + at, buffer, min(_CHUNK + overlap, size - at))
             for needle in needles:
-                hit = buffer.find(needle)
+                hit = buffer.find(needle, 0, got)
                 while hit >= 0:
                     yield start + at + hit, needle
-                    hit = buffer.find(needle, hit + 1)
-            at += _CHUNK
+                    hit = buffer.find(needle, hit + 1, got)
 
 
 def _owner(

@@ -38,3 +38,12 @@ def debian_python(request: pytest.FixtureRequest) -> DebianPython:
         return DebianPython.get(request.param)
     except UnavailableError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session", params=["3.9", "3.11", "3.13", "3.14"])
+def aarch64_python(request: pytest.FixtureRequest) -> DebianPython:
+    """An interpreter for aarch64, emulated; needs apt and its mirror."""
+    try:
+        return DebianPython.get_aarch64(request.param)
+    except UnavailableError as error:
+        pytest.skip(str(error))

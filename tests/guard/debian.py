@@ -1,7 +1,7 @@
-"""CPython of a newer Debian release, unpacked beside this system.
+"""CPython of another Debian release or machine, unpacked beside this system.
 
-The interpreter runs in a root of its own (chroot), with its own C library, so that it needs nothing of
-the machine. The packages come from the mirror that apt is set up with.
+The interpreter runs in a root of its own (chroot, or qemu's), with its own C library, so that it needs nothing
+of the machine. The packages come from the mirror that apt is set up with.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-SUITE = "sid"
-VERSIONS = ("3.13", "3.14")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "sid", "3.14": "sid"}
+EMULATOR_SUITE = "bookworm"  # where qemu-user-static is the programs themselves
 SOURCES = ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list")
 
 
@@ -25,38 +29,60 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class DebianPython:
+    """``before`` goes before the interpreter's ``path`` on a command line."""
+
     root: pathlib.Path
     version: str
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return ("chroot", str(self.root))
-
-    @property
-    def python(self) -> str:
-        return f"/usr/bin/python{self.version}"
+    before: tuple[str, ...]
+    path: str
 
     @classmethod
     def get(cls, version: str) -> DebianPython:
+        """For this machine, in a root of its own."""
         if os.geteuid() != 0:
             raise UnavailableError("chroot needs root")
-        if shutil.which("apt-get") is None:
-            raise UnavailableError("not a Debian system")
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")))
-        root = cache / "patchkit-tests" / f"debian-{SUITE}"
-        if not (root / "usr/bin" / f"python{version}").exists():
-            shutil.rmtree(root, ignore_errors=True)
-            partial = root.with_name(f"{root.name}.{os.getpid()}")
-            try:
-                _fetch(partial)
-                with contextlib.suppress(OSError):  # another worker was first
-                    partial.rename(root)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-        return cls(root, version)
+        suite = SUITES[version]
+        versions = [name for name, other in SUITES.items() if other == suite]
+        root = _cached(f"debian-{suite}", lambda root: _fetch(root, suite, _packages(versions), None))
+        return cls(root, version, ("chroot", str(root)), f"/usr/bin/python{version}")
+
+    @classmethod
+    def get_aarch64(cls, version: str) -> DebianPython:
+        """For aarch64, run by qemu (user mode): the guest's memory lies in the emulator's own."""
+        suite = SUITES[version]
+        versions = [name for name, other in SUITES.items() if other == suite]
+        emulator = _cached("qemu-user", lambda root: _fetch(root, EMULATOR_SUITE, ["qemu-user-static"], None))
+        root = _cached(
+            f"debian-{suite}-arm64", lambda root: _fetch(root, suite, _packages(versions), "arm64")
+        )
+        before = (str(emulator / "usr/bin/qemu-aarch64-static"), "-L", str(root))
+        return cls(root, version, before, f"{root}/usr/bin/python{version}")
 
 
-def _fetch(root: pathlib.Path) -> None:
+def _packages(versions: list[str]) -> list[str]:
+    names = ["libc6", "libexpat1", "zlib1g"]
+    for version in versions:
+        names += [f"python{version}-minimal", f"libpython{version}-minimal"]
+    return names
+
+
+def _cached(name: str, fetch: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    if shutil.which("apt-get") is None:
+        raise UnavailableError("not a Debian system")
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")))
+    root = cache / "patchkit-tests" / name
+    if not root.exists():
+        partial = root.with_name(f"{root.name}.{os.getpid()}")
+        try:
+            fetch(partial)
+            with contextlib.suppress(OSError):  # another worker was first
+                partial.rename(root)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return root
+
+
+def _fetch(root: pathlib.Path, suite: str, packages: list[str], architecture: str | None) -> None:
     mirror = next(
         (
             found[0]
@@ -72,7 +98,7 @@ def _fetch(root: pathlib.Path) -> None:
     for folder in ("lists/partial", "cache/archives/partial", "debs"):
         (work / folder).mkdir(parents=True)
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    (work / "sources.list").write_text(f"deb [signed-by={keyring}] {mirror} {SUITE} main\n")
+    (work / "sources.list").write_text(f"deb [signed-by={keyring}] {mirror} {suite} main\n")
     apt = [
         "apt-get",
         "-q",
@@ -82,15 +108,14 @@ def _fetch(root: pathlib.Path) -> None:
         "-o", f"Dir::Cache={work}/cache",
         "-o", "APT::Sandbox::User=root",
     ]  # fmt: skip
-    packages = ["libc6", "libexpat1", "zlib1g"]
-    for version in VERSIONS:
-        packages += [f"python{version}-minimal", f"libpython{version}-minimal"]
-    for command in ([*apt, "update"], [*apt, "download", *(f"{name}/{SUITE}" for name in packages)]):
+    if architecture is not None:
+        apt += ["-o", f"APT::Architecture={architecture}", "-o", f"APT::Architectures={architecture}"]
+    for command in ([*apt, "update"], [*apt, "download", *(f"{name}/{suite}" for name in packages)]):
         done = subprocess.run(
             command, cwd=work / "debs", capture_output=True, text=True, timeout=300, check=False
         )
         if done.returncode:
-            raise UnavailableError(f"{SUITE} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
+            raise UnavailableError(f"{suite} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
     for package in (work / "debs").glob("*.deb"):
         subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
     shutil.rmtree(work)

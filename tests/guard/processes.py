@@ -103,6 +103,12 @@ class Engine:
 WAIT = "print('ready', flush=True); __import__('sys').stdin.read()"
 IMPORT = f"import engine.models.victim; {WAIT}"
 NOTHING = f"import engine.models; {WAIT}"
+DROPPED = f"""
+    import sys, engine.models
+    from engine.models.victim import work
+    del sys.modules["engine.models.victim"], engine.models.victim
+    {WAIT}
+"""
 
 
 def write_engine(root: pathlib.Path) -> None:

@@ -236,6 +236,40 @@ def test_from_the_host_a_process_in_a_pid_and_mount_namespace_is_read(
 
 
 @needs_root
+def test_a_number_that_passes_to_another_process_while_it_is_read_means_the_other(
+    engine: Engine, tmp_path: pathlib.Path
+):
+    """In a PID namespace of its own, the next number can be chosen (``ns_last_pid``)."""
+    code = f"""
+        import os, subprocess, sys
+        sys.path.insert(0, {SOURCE!r})
+        from patchkit.guard import inspect, inspection
+        def start(code):
+            open("/proc/sys/kernel/ns_last_pid", "w").write("4999")
+            child = subprocess.Popen([sys.executable, "-c", code], env={{"PYTHONPATH": {engine.root!r}}}, stdin=-1, stdout=-1)
+            child.stdout.readline()
+            return child
+        first = start({NOTHING!r})
+        look = inspection.Inspection._look
+        def pass_on(self, pid, maps):
+            answer = look(self, pid, maps)
+            if pid == 5000 and first.poll() is None:
+                first.kill()
+                first.wait()
+                global second
+                second = start({IMPORT!r})
+            return answer
+        inspection.Inspection._look = pass_on
+        found = [one for one in inspect({engine.root!r}, [{VICTIM!r}]).holders if one.pid == 5000]
+        print(first.pid, second.pid, *(one.verdict.value for one in found))
+        second.kill()
+    """
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "5000 5000 loaded\n", done.stderr
+
+
+@needs_root
 def test_a_same_path_in_another_mount_namespace_may_be_another_file(engine: Engine, tmp_path: pathlib.Path):
     other = tmp_path / "other"
     shutil.copytree(engine.root, other)
@@ -255,7 +289,7 @@ def test_debians_newer_interpreters_in_a_root_of_their_own(engine: Engine, debia
     shutil.copytree(engine.root, tree)
     alias.symlink_to(f"/srv/{tree.name}")
     other = Engine(str(tree))
-    common = {"python": debian_python.python, "before": debian_python.command, "root": f"/srv/{alias.name}"}
+    common = {"python": debian_python.path, "before": debian_python.before, "root": f"/srv/{alias.name}"}
     try:
         loaded = other.start(IMPORT, **common)
         quiet = other.start(NOTHING, **common)

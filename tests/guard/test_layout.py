@@ -52,7 +52,7 @@ def test_each_offset_is_the_one_that_the_interpreter_itself_has(engine: Engine, 
 
 @needs_root
 def test_debians_newer_interpreters_describe_themselves(engine: Engine, debian_python: DebianPython):
-    process = engine.start(WAIT, python=debian_python.python, before=debian_python.command, root="/")
+    process = engine.start(WAIT, python=debian_python.path, before=debian_python.before, root="/")
     memory = ProcessMemory(process.pid)
     symbols = Finder().find(memory, maps(process.pid))
     assert symbols is not None

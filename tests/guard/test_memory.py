@@ -85,7 +85,7 @@ def test_an_empty_batch(memory: ProcessMemory):
 
 def test_read_into_says_how_much_there_was(memory: ProcessMemory, mapped: Mapped):
     buffer = bytearray(100)
-    assert memory.read_into(mapped.address + PAGE - 40, buffer) == 40
+    assert memory.read_into(mapped.address + PAGE - 40, buffer, 100) == 40
     assert buffer[:40] == memory.read(mapped.address + PAGE - 40, 40)
 
 

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from patchkit.commands.ps import timelines
+from patchkit.commands.ps import _runs, timelines
+from patchkit.guard import Holder, Row, Verdict
+from patchkit.guard.census import OLDER
 from tests.support import Kit, Venv
 
 IMPORT = "import demopkg.core; print(demopkg.core.answer(), flush=True); input()"
@@ -64,7 +64,10 @@ def test_each_process_with_the_version_that_it_runs(guarded: Kit, start):
         patched.pid: "older than the last change",
         after.pid: "pristine",
     }
-    assert "OLD, older than the last change" in guarded("ps").out
+    text = guarded("ps").out
+    assert "core.py: OLD" in text
+    assert "it started before the file was changed" in text
+    assert "python -c" in text
 
 
 def test_a_process_of_the_patched_tree_is_named_by_the_patch(guarded: Kit, start):
@@ -104,17 +107,14 @@ def test_apply_and_restore_refuse_while_the_file_is_loaded(guarded: Kit, start):
 def test_wait_goes_on_as_soon_as_the_process_has_ended(guarded: Kit, start):
     process = start(IMPORT)
 
-    def end() -> None:
-        time.sleep(1.5)
+    with guarded.popen("apply", "p1", "--wait", "60s") as waiting:
+        assert waiting.stderr is not None
+        said = waiting.stderr.readline()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-
-    ender = threading.Thread(target=end)
-    ender.start()
-    done = guarded("apply", "p1", "--wait", "60s")
-    ender.join()
-    assert "waiting" in done.err
-    assert str(process.pid) in done.err
+        assert waiting.wait(60) == 0
+    assert "waiting" in said
+    assert str(process.pid) in said
 
 
 def test_an_override_needs_a_reason_and_is_remembered(guarded: Kit, start):
@@ -123,6 +123,23 @@ def test_an_override_needs_a_reason_and_is_remembered(guarded: Kit, start):
     guarded("apply", "p1", "--override-guard", "--reason", "I know what I do")
     assert "I know what I do" in guarded("status").out
     assert "I know what I do" in guarded("log").out
+
+
+@pytest.mark.parametrize(
+    ("versions", "cell"),
+    [
+        ({}, "not loaded"),
+        ({"a/m.py": "pristine"}, "m.py: pristine"),
+        ({"a/m.py": "p1"}, "m.py: p1"),
+        ({"m.py": "p1", "n.py": "p1", "o.py": "p1", "p.py": "p1"}, "m.py n.py +2: p1"),
+        ({"m.py": "p1", "n.py": "pristine", "o.py": "pristine"}, "m.py: p1, 2 pristine"),
+        ({"m.py": OLDER, "n.py": "p1", "o.py": "pristine"}, "m.py: OLD, n.py: p1, 1 pristine"),
+        ({"m.py": "pristine", "n.py": "pristine", "o.py": "pristine"}, "m.py n.py +1: pristine"),
+    ],
+)
+def test_what_a_process_runs_fits_into_a_cell(versions: dict[str, str], cell: str):
+    holder = Holder(1, "me", "python", 1.0, Verdict.LOADED, "")
+    assert _runs(Row(holder, versions)) == cell
 
 
 def test_history_becomes_versions():

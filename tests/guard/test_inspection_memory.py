@@ -1,0 +1,92 @@
+"""The second witness: code that ``sys.modules`` does not show, and memory that only mentions the path."""
+
+from __future__ import annotations
+
+from patchkit.guard import Verdict
+from tests.guard.processes import (
+    DROPPED,
+    IMPORT,
+    NOTHING,
+    VICTIM,
+    WAIT,
+    Engine,
+)
+
+
+def test_code_dropped_from_sys_modules_is_found_while_a_function_lives(engine: Engine, python: str):
+    engine.start(DROPPED, python=python)
+    holder = engine.look()
+    assert holder is not None
+    assert (holder.verdict, holder.files) == (Verdict.LOADED, (VICTIM,))
+    assert "sys.modules does not show it" in holder.evidence
+
+
+def test_code_that_was_freed_does_not_accuse(engine: Engine, python: str):
+    engine.start(
+        f"""
+        import gc, sys
+        import engine.models.victim
+        kept = engine.models.victim.__file__
+        del sys.modules["engine.models.victim"], engine.models.victim
+        gc.collect()
+        {WAIT}
+        """,
+        python=python,
+    )
+    holder = engine.look()
+    assert holder is not None
+    assert holder.verdict is Verdict.NOT_LOADED
+
+
+def test_a_process_that_merely_mentions_the_path_is_not_accused(engine: Engine, python: str):
+    engine.start(
+        f"""
+        import os, linecache
+        import engine
+        root = os.path.dirname(os.path.dirname(engine.__file__))
+        names = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+        lines = [linecache.getlines(name) for name in names if name.endswith(".py")]
+        {WAIT}
+        """,
+        python=python,
+    )
+    holder = engine.look()
+    assert holder is not None
+    assert holder.verdict is Verdict.NOT_LOADED
+
+
+def test_two_gibibytes_of_other_memory_do_not_hide_it(engine: Engine):
+    engine.start(f"data = bytearray(b'x') * (2 << 30); {IMPORT}")
+    holder = engine.look()
+    assert holder is not None
+    assert holder.verdict is Verdict.LOADED
+
+
+def test_the_evidence_says_what_was_skipped_and_thorough_searches_it(engine: Engine):
+    engine.start(f"data = bytearray(b'x') * (200 << 20); {NOTHING}")
+    holder = engine.look()
+    assert holder is not None
+    assert "over 64 MiB" in holder.evidence
+    assert "--thorough" in holder.evidence
+    thorough = engine.look(thorough=True)
+    assert thorough is not None
+    assert thorough.verdict is Verdict.NOT_LOADED
+    assert "skipped" not in thorough.evidence
+
+
+def test_five_thousand_modules(engine: Engine, python: str):
+    engine.start(
+        f"""
+        import sys, types, engine.models.victim
+        for number in range(5000):
+            name = f"engine.made{{number}}"
+            sys.modules[name] = module = types.ModuleType(name)
+            module.__file__ = f"/somewhere/made{{number}}.py"
+        {WAIT}
+        """,
+        python=python,
+    )
+    holder = engine.look()
+    assert holder is not None
+    assert holder.verdict is Verdict.LOADED
+    assert int(holder.evidence.split(" modules read")[0].rsplit(" ", 1)[1]) > 5000
