@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from examples.cpu_engine import tiny_model, venv
-from tests.engine.harness import Engine, patchkit
+from tests.engine.harness import COMPARED, Engine, patchkit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 # PATCHKIT_TEST_RELEASES names the releases to prove: "all" (the ten that are known to serve on a CPU), or a list.
@@ -31,6 +31,15 @@ def build(release: str) -> Engine:
     python = venv.ensure(release)
     shape = tiny_model.Shape(yarn=not release.startswith(OLD_ROPE))
     return Engine(release, python, tiny_model.ensure(python, venv.cache_root(), shape))
+
+
+@pytest.fixture(autouse=True)
+def worst_error(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """For ``--junitxml``, of which ``tests/engine/table.py`` makes a table."""
+    COMPARED.clear()
+    yield
+    if COMPARED:
+        record_property("worst_error", max(COMPARED))
 
 
 @pytest.fixture(scope="session", params=releases(ERAS))

@@ -50,21 +50,23 @@ ALIGNMENT = 512
 REMEMBERED_REQUESTS = 4096
 
 SPLIT_ROWS = "each rank then has some of a prompt's rows only"
+OTHER_REQUESTS = "rank 0 then sees its own requests only"
 OUTSIDE = "layers then run outside the loop that is dumped"
 COMPILED = "a replayed CUDA graph or compiled code does not run the Python code that dumps"
 
 # Server arguments that make the states wrong: a test of the value, and why. An unknown name is unset.
 REFUSED = {
     "attn_cp_size": (lambda v: v > 1, SPLIT_ROWS),
-    "cuda_graph_config": (lambda v: prefill_backend(v) == "tc_piecewise", COMPILED),
+    "attn_dp_size": (lambda v: v > 1, OTHER_REQUESTS),  # what became of enable_dp_attention in 0.5.21
+    "cuda_graph_config": (lambda v: prefill_backend(v) not in {"disabled", "none"}, COMPILED),
     "dcp_size": (lambda v: v > 1, SPLIT_ROWS),
     "disable_piecewise_cuda_graph": (lambda v: not v, COMPILED),
     "disaggregation_mode": (lambda v: v == "decode", "a decode server runs no prefill"),
     "dllm_algorithm": (bool, "a diffusion model's prefill is not causal"),
-    "dwdp_size": (lambda v: v > 1, "rank 0 then sees its own requests only"),
+    "dwdp_size": (lambda v: v > 1, OTHER_REQUESTS),
     "enable_attn_tp_input_scattered": (bool, SPLIT_ROWS),
     "enable_deepep_moe": (bool, SPLIT_ROWS),
-    "enable_dp_attention": (bool, "rank 0 then sees its own requests only"),
+    "enable_dp_attention": (bool, OTHER_REQUESTS),
     "enable_dsa_prefill_context_parallel": (bool, SPLIT_ROWS),
     "enable_layernorm_sp": (bool, SPLIT_ROWS),
     "enable_mixed_chunk": (bool, "decode rows are mixed into prefill batches"),
@@ -148,6 +150,8 @@ def refuse_wrong_states(arguments):
         if value is None or (name in ON_GPU_ONLY and not arguments.on_gpu):
             continue
         if is_wrong(value):
+            if name == "cuda_graph_config":  # hundreds of numbers
+                value = f"{prefill_backend(value)} for prefill"
             raise DumpRefusedError(
                 f"hs_dump: refused with {name}={value}: {reason}; start the server without it, "
                 "or unset SGLANG_HS_DUMP_DIR"
