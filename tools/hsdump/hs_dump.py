@@ -46,6 +46,7 @@ if FOLDER:  # an inert dump loads nothing
 
 SCHEMA = 1
 STATUS_BYTES = 16384  # reserved at start-up, so that a full disk can still say so
+STATUS_SECONDS = 5.0  # between two accounts of a running dump
 ALIGNMENT = 512
 REMEMBERED_REQUESTS = 4096
 
@@ -261,6 +262,8 @@ class Dump:
             "tp_size": arguments.tp_size,
         }
         self.lock = threading.RLock()  # SIGTERM may come while this thread holds it
+        self.status_lock = threading.RLock()  # another one: the model never waits for the status file
+        self.status_due = 0.0
         self.failure = None
         self.unfinished = {}  # name of a piece that is captured but not written yet: its token count
         self.written = {"records": 0, "tokens": 0, "bytes": 0}
@@ -366,6 +369,7 @@ class Dump:
                         self.written["records"] += 1
                         self.written["tokens"] += piece.tokens
                         self.written["bytes"] += size
+                    self.refresh_status()
             except Exception as error:  # noqa: BLE001
                 self.fail(error)
             finally:
@@ -376,7 +380,7 @@ class Dump:
         data_path = os.path.join(FOLDER, piece.name + ".pt")
         fresh = os.path.join(FOLDER, f".{piece.name}.tmp")
         try:
-            torch.save({"input_ids": piece.input_ids, "hidden_states": piece.states()}, fresh)
+            self.save(piece, fresh)
             size, digest = finish_file(fresh, sync=self.fsync == "file")
             os.rename(fresh, data_path)
             entry = json.dumps(
@@ -397,6 +401,14 @@ class Dump:
             sync_folder(FOLDER)
         return size
 
+    def save(self, piece, path):
+        try:
+            torch.save({"input_ids": piece.input_ids, "hidden_states": piece.states()}, path)
+        except RuntimeError:  # on a full disk it says "unexpected pos": ask the system for its own words
+            with open(path, "ab") as file:
+                os.posix_fallocate(file.fileno(), 0, piece.tokens * piece.batch.row_bytes * len(self.layers))
+            raise
+
     # -- the end -------------------------------------------------------------------------------
 
     def fail(self, error):
@@ -409,8 +421,23 @@ class Dump:
         logger.error("hs_dump: the dump has ended, the server goes on: %s", self.failure)
         self.write_status("failed")
 
+    def refresh_status(self):
+        """Now and then, so that a server that is killed leaves an account that is not older than that."""
+        if not self.status_lock.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() >= self.status_due and self.failure is None and not self.stopping:
+                self.write_status("running")
+        finally:
+            self.status_lock.release()
+
     def write_status(self, state):
         """Overwrite the reserved bytes in place: this needs no space on the disk."""
+        with self.status_lock:
+            self.status_due = time.monotonic() + STATUS_SECONDS
+            self.put_status(state)
+
+    def put_status(self, state):
         with self.lock:
             unfinished = dict(self.unfinished)
             report = {
@@ -485,7 +512,8 @@ class Batch:
             raise DumpFailedError(
                 f"a prefill of {self.rows} tokens has states {tuple(total.shape)}, {ids.shape[0]} token ids"
             )
-        self.state_bytes = self.rows * dump.hidden_size * self.dtype.itemsize
+        self.row_bytes = dump.hidden_size * self.dtype.itemsize
+        self.state_bytes = self.rows * self.row_bytes
         self.pieces = []
         row = 0
         rids = getattr(forward_batch, "rids", None) or [None] * len(lengths)
@@ -559,9 +587,8 @@ class Batch:
 
         A tensor of its own over that memory, so that saving it saves these bytes and no more.
         """
-        row_bytes = self.dump.hidden_size * self.dtype.itemsize
-        start = self.region[0] + place * self.state_bytes + row * row_bytes
-        memory = torch.from_numpy(self.dump.buffer.array[start : start + rows * row_bytes])
+        start = self.region[0] + place * self.state_bytes + row * self.row_bytes
+        memory = torch.from_numpy(self.dump.buffer.array[start : start + rows * self.row_bytes])
         return memory.view(self.dtype).view(rows, self.dump.hidden_size)
 
     def written(self):
