@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,10 +72,8 @@ class NoPatchesFolderError(PatchkitError):
     code = "no-patches-folder"
     exit_code = USAGE
 
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"--patches {path} is not a folder", path=path, hint="name a folder that holds patches"
-        )
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"--patches {path}: {reason}", path=path, hint="name a folder that holds patches")
 
 
 class DiffDigestError(PatchkitError):
@@ -147,8 +146,11 @@ class Catalog:
 
     def __init__(self, folders: Sequence[str] | None = None) -> None:
         for folder in folders or ():
-            if not os.path.isdir(folder):
-                raise NoPatchesFolderError(folder)
+            try:
+                if not stat.S_ISDIR(os.stat(folder).st_mode):
+                    raise NoPatchesFolderError(folder, "not a folder")
+            except OSError as error:
+                raise NoPatchesFolderError(folder, error.strerror or str(error)) from None
         self.folders = [os.path.abspath(folder) for folder in folders or ["patches"]]
         self._loaded: dict[str, Patch] = {}
 

@@ -77,7 +77,8 @@ def tree_lock(root: str, wait_s: float = 0.0) -> Iterator[None]:
             yield
         finally:
             _sign(descriptor, None)
-            lock.release()
+            with contextlib.suppress(OSError):  # what was done under it stands; it dies with us at the latest
+                lock.release()
     finally:
         os.close(descriptor)
 

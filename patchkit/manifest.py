@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from patchkit.diff import names
 from patchkit.diff.application import apply
@@ -20,10 +20,9 @@ from patchkit.errors import PatchkitError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from patchkit.diff.model import Content, Diff
+    from patchkit.diff.model import Change, Content, Diff
 
 SCHEMA = 1
-Change = Literal["modify", "add", "delete", "rename"]
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MODE = re.compile(r"0[0-7]{3}")

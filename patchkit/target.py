@@ -11,6 +11,7 @@ import csv
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -182,9 +183,18 @@ def read_record(metadata: str) -> tuple[RecordEntry, ...]:
 
 def environment(python: str | None = None, root: str | None = None) -> Environment:
     """The environment meant: ``--root``, ``--python``, the active venv, or the current interpreter."""
+    if root == "":
+        raise NotARootError("''", "names no folder")
+    if python == "":
+        raise NoInterpreterError("''", "names no program")
     if root is not None:
-        if not os.path.isdir(root):
-            raise NotARootError(root, "no such folder" if not os.path.exists(root) else "not a folder")
+        try:
+            if not stat.S_ISDIR(os.stat(root).st_mode):
+                raise NotARootError(root, "not a folder")
+        except FileNotFoundError:
+            raise NotARootError(root, "no such folder") from None
+        except OSError as error:
+            raise NotARootError(root, error.strerror or str(error)) from None
         real = os.path.realpath(root)
         return Environment(None, None, (real,), real)
     if python is None and os.environ.get("VIRTUAL_ENV"):
@@ -211,7 +221,8 @@ def _ask(python: str, source: str = "--python") -> Environment:
     except FileNotFoundError:
         raise NoInterpreterError(python, "no such program", source=source) from None
     except PermissionError:
-        raise NoInterpreterError(python, "not executable", source=source) from None
+        reason = "a folder, not a program" if os.path.isdir(python) else "not executable"
+        raise NoInterpreterError(python, reason, source=source) from None
     except OSError as error:
         raise NoInterpreterError(python, error.strerror or str(error), source=source) from None
     except subprocess.TimeoutExpired:

@@ -32,6 +32,7 @@ from patchkit.recovery import (
     recover,
     remove_empty,
 )
+from patchkit.state import FOLDER
 from patchkit.tree import Fingerprint, Meta, Tree, fingerprint, is_there
 
 if TYPE_CHECKING:
@@ -52,6 +53,16 @@ class TransactionFailedError(PatchkitError):
             path=path,
             hint="nothing was changed; every file is as it was before",
         )
+
+
+class NotWritableError(PatchkitError):
+    """A folder that would have to be changed cannot be."""
+
+    code = "not-writable"
+    exit_code = IO_FAILED
+
+    def __init__(self, folder: str, reason: str, hint: str) -> None:
+        super().__init__(f"{folder} {reason}", path=folder, hint=f"nothing was changed; {hint}")
 
 
 class ChangedMeanwhileError(PatchkitError):
@@ -138,6 +149,25 @@ class RemoveFolder:
 
 
 Operation = Put | Link | Remove | Refresh | MakeFolder | RemoveFolder
+
+
+def check_writable(root: str, operations: Sequence[Operation] = ()) -> None:
+    """Raise NotWritableError if a folder that ``operations`` change is plainly closed to this user.
+
+    Only so that this is said before anything is begun, and by a dry run; the system decides in the end.
+    """
+    folders = {os.path.dirname(os.path.join(root, operation.path)) for operation in operations}
+    own = os.path.join(root, FOLDER)
+    for folder in sorted({own if os.path.isdir(own) else root, *folders}):
+        if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            if os.statvfs(folder).f_flag & os.ST_RDONLY:
+                raise NotWritableError(folder, "is on a read-only file system", "remount it for writing")
+            owner = os.stat(folder).st_uid
+            raise NotWritableError(
+                folder,
+                f"belongs to user id {owner} and is closed to user id {os.geteuid()}",
+                "run as its owner",
+            )
 
 
 def run(

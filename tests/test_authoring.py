@@ -19,7 +19,7 @@ from patchkit.authoring.pin import pin
 from patchkit.authoring.refresh import refresh
 from patchkit.authoring.scratch import new
 from patchkit.catalog import Catalog, DiffDigestError
-from patchkit.diff.errors import DiffError, MismatchError
+from patchkit.diff.errors import DiffError, MismatchError, UnsupportedDiffError
 from patchkit.errors import PatchkitError
 from patchkit.manifest import Manifest, ManifestError, PinMismatchError
 from patchkit.selection import UnknownReleaseError
@@ -162,6 +162,38 @@ def test_paths_that_are_not_installed_are_listed_or_left_out_and_recorded(bench)
     text = (bench.patches / "p/engine-1.0.patch").read_text()
     assert all(f"Left out: {path}\n" in text for path in done.left_out)
     assert bench.result("p") == {"engine/srt/model.py": CHANGED}
+
+
+UNUSABLE = {
+    "a symbolic link": b"diff --git a/{} b/{}\nnew file mode 120000\nindex 0000000..2b7c8d1\n--- /dev/null\n"
+    b"+++ b/{}\n@@ -0,0 +1 @@\n+elsewhere\n\\ No newline at end of file\n",
+    "a submodule": b"diff --git a/{} b/{}\nindex 1111111..2222222 160000\n--- a/{}\n+++ b/{}\n@@ -1 +1 @@\n"
+    b"-Subproject commit 1111111\n+Subproject commit 2222222\n",
+    "a picture": b"diff --git a/{} b/{}\nindex 1111111..2222222 100644\nBinary files a/{} and b/{} differ\n",
+    "a copy": b"diff --git a/x b/{}\nsimilarity index 100%\ncopy from x\ncopy to {}\n",
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_what_is_never_applied_may_be_left_out_but_not_in_the_package(bench, kind):
+    section = UNUSABLE[kind]
+    outside = section.replace(b"{}", b"docs/thing")
+    if kind == "a copy":  # which names two files; nobody guesses which one is meant
+        with pytest.raises(UnsupportedDiffError):
+            bench.import_(edit("engine/srt/model.py") + outside, only_package=True)
+        return
+    patch = outside + edit("python/engine/srt/model.py") + outside.replace(b"thing", b"other")
+    with pytest.raises(e.OutsidePackageError) as caught:
+        bench.import_(patch)
+    assert caught.value.paths == ["docs/thing", "docs/other"]
+    done = bench.import_(patch, only_package=True)
+    assert list(done.left_out) == ["docs/thing", "docs/other"]
+    assert bench.result("p") == {"engine/srt/model.py": CHANGED}
+    inside = edit("python/engine/srt/model.py") + section.replace(b"{}", b"python/engine/srt/thing")
+    with pytest.raises(UnsupportedDiffError) as refused:
+        bench.import_(inside, name="q", only_package=True)
+    assert refused.value.line > edit("python/engine/srt/model.py").count(b"\n")
+    assert not (bench.patches / "q").exists()
 
 
 def test_a_missing_file_in_an_installed_folder_is_never_left_out(bench):

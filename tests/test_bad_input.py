@@ -91,11 +91,23 @@ def test_an_interpreter_that_is_none(tmp_path, patches, site):
     for path in (tmp_path / "nowhere", site / "demopkg/core.py"):
         kit = Kit(["--python", str(path), "--patches", str(patches)])
         refused(kit, site, "apply", "p1", code=2, words=[f"--python {path}"])
+    kit = Kit(["--python", str(tmp_path), "--patches", str(patches)])
+    refused(kit, site, "apply", "p1", code=2, words=[f"--python {tmp_path}: a folder, not a program"])
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--root", "--root '': names no folder"), ("--python", "--python '': names no program")],
+)
+def test_an_empty_name_of_a_tree_is_not_the_default_one(patches, site, option, words):
+    refused(Kit([option, "", "--patches", str(patches)]), site, "apply", "p1", code=2, words=[words])
 
 
 def test_a_patches_folder_that_is_none(tmp_path, site):
     kit = Kit(["--root", str(site), "--patches", str(tmp_path / "nowhere")])
-    refused(kit, site, "apply", "p1", code=2, words=["nowhere is not a folder"])
+    refused(kit, site, "apply", "p1", code=2, words=["nowhere: No such file"])
+    kit = Kit(["--root", str(site), "--patches", str(site / "demopkg/core.py")])
+    refused(kit, site, "apply", "p1", code=2, words=["core.py: not a folder"])
 
 
 def test_a_diff_that_is_not_the_pinned_one(site, rooted, patches):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import threading
 import time
 import urllib.request
@@ -60,4 +61,11 @@ def drive(
         index = int((moment - base) / WINDOW_SECONDS)
         if index < len(windows):
             windows[index] += length / WINDOW_SECONDS
-    return len(steady) * length / (steady[-1] - base), windows
+    return length * _slope(steady), windows
+
+
+def _slope(moments: list[float]) -> float:
+    """Events a second, by least squares: they come in bursts, and a mean would depend on where it is cut."""
+    if len(moments) < 2:
+        return 0.0
+    return statistics.linear_regression(moments, range(len(moments))).slope

@@ -53,13 +53,16 @@ def import_(
     write it, with root-relative paths and its pins, as a variant of patch ``name``.
 
     Raises before anything is written: ``StripLevelError``, ``OutsidePackageError``, ``HunksMovedError``,
-    any ``DiffError``, ``VariantExistsError``.
+    any ``DiffError`` (also for a symbolic link, a submodule or a binary file without data in the package),
+    ``VariantExistsError``.
     """
     target = base.target
     folder = store.folder_of(catalog, name)
     distribution = store.distribution_of(catalog, name, target.distribution)
     sources = _read(source)
     placed = place(sources, base, strip, prefix)
+    if placed.unusable:
+        raise placed.unusable[0].error
     left_out = tuple(path for one in placed.outside for path in one)
     if left_out and not only_package:
         raise OutsidePackageError(source, left_out, distribution)

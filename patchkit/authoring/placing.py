@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 
 from patchkit import diff
 from patchkit.authoring.errors import StripLevelError
-from patchkit.diff.errors import DiffError, MalformedDiffError, MismatchError, UnsafePathError
+from patchkit.diff.errors import (
+    DiffError,
+    MalformedDiffError,
+    MismatchError,
+    UnsafePathError,
+    UnsupportedDiffError,
+)
 from patchkit.diff.hunks import in_order
-from patchkit.diff.model import Content, Diff, FileDiff, Hunk
+from patchkit.diff.model import Content, Diff, FileDiff, Hunk, Unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,13 +42,15 @@ class Placement:
 @dataclass(frozen=True)
 class Placed:
     """Diffs with paths of the root; for each, the paths (as it has them) that are not in the tree. ``found``
-    counts the sections about a file that is there, and those about a new file.
+    counts the sections about a file that is there, and those about a new file. ``unusable`` is about the
+    tree, and cannot be applied.
     """
 
     placement: Placement
     diffs: tuple[Diff, ...]
     outside: tuple[tuple[str, ...], ...]
     found: tuple[int, int]
+    unusable: tuple[Unusable, ...] = ()
 
     @property
     def joined(self) -> Diff:
@@ -108,8 +116,8 @@ def _parse(data: bytes, name: str, strip: int | None) -> tuple[Diff, int]:
     refusals: dict[int, DiffError] = {}
     for cut in (0, 1) if strip is None else (1, 0) if strip else (0,):
         try:
-            return diff.parse(data, name=name, strip=cut), cut
-        except (UnsafePathError, MalformedDiffError) as error:
+            return diff.parse(data, name=name, strip=cut, pass_over=True), cut
+        except (UnsafePathError, MalformedDiffError, UnsupportedDiffError) as error:
             refusals[cut] = error
     raise refusals.get(1, refusals[0])
 
@@ -117,6 +125,7 @@ def _parse(data: bytes, name: str, strip: int | None) -> tuple[Diff, int]:
 def _placed(parsed: Sequence[tuple[Diff, int]], placement: Placement, base: Base) -> Placed:
     diffs, outsides = [], []
     made: set[str] = set()
+    unusable: list[Unusable] = []
     old = new = 0
     for whole, cut in parsed:
         inside: list[FileDiff] = []
@@ -138,9 +147,15 @@ def _placed(parsed: Sequence[tuple[Diff, int]], placement: Placement, base: Base
                 new += 1
             inside.append(moved)
             made.add(path)
+        for one in whole.unusable:
+            path = _map(one.path, cut, placement)
+            if path is not None and base.target.owns(path):
+                unusable.append(one)
+            else:
+                outside.append(one.path)
         diffs.append(Diff(whole.name, tuple(inside)))
         outsides.append(tuple(outside))
-    return Placed(placement, tuple(diffs), tuple(outsides), (old, new))
+    return Placed(placement, tuple(diffs), tuple(outsides), (old, new), tuple(unusable))
 
 
 def _map(path: str, cut: int, placement: Placement) -> str | None:

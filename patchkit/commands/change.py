@@ -217,10 +217,12 @@ def _change(
                 else OpenTransactionError(target.root)
             )
         made = plan()
+        transaction.check_writable(target.root, made.operations())
         holding.check(target, made.files)
         return _result(target, made, None, dry_run=True)
 
     def attempt() -> Result:
+        transaction.check_writable(target.root)
         with tree_lock(target.root):
             recovery = _recover(workspace, target, holding)
             try:
@@ -242,6 +244,7 @@ def _change(
             made = plan()
             if not made.operations():
                 return _result(target, made, None, dry_run=False)
+            transaction.check_writable(target.root, made.operations())
             holding.retrying(lambda: holding.check(target, made.files))
         except PatchkitError:
             if not os.path.isdir(folder):
@@ -255,6 +258,7 @@ def _write(target: Target, plan: Plan, holding: Holding) -> None:
     if not operations:
         return
     files = plan.files
+    transaction.check_writable(target.root, operations)
     holding.check(target, files)
     rescued = _rescues(target, plan)
     prepare(target.root)

@@ -21,7 +21,7 @@ from patchkit.diff.model import Binary, Content, Diff, FileDiff, Hunk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from patchkit.manifest import Change
+    from patchkit.diff.model import Change
 
 _E = TypeVar("_E", bound=DiffError)
 _BLOCKS = (1 << 20, 1 << 14, 1 << 9)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from patchkit.manifest import Change
+    from patchkit.diff.errors import UnsupportedDiffError
+
+Change = Literal["modify", "add", "delete", "rename"]
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,19 @@ class FileDiff:
 
 
 @dataclass(frozen=True)
+class Unusable:
+    """A section about ``path`` of a kind that is never applied; ``error`` says which."""
+
+    path: str
+    error: UnsupportedDiffError
+
+
+@dataclass(frozen=True)
 class Diff:
-    """A whole patch, in its own order. ``name`` is what errors call it."""
+    """A whole patch, in its own order. ``name`` is what errors call it. ``unusable`` are the sections that
+    were passed over because the reader asked for it.
+    """
 
     name: str
     files: tuple[FileDiff, ...]
+    unusable: tuple[Unusable, ...] = field(default=(), compare=False)

@@ -16,10 +16,10 @@ from patchkit.diff.errors import (
     UnsupportedDiffError,
 )
 from patchkit.diff.hunks import is_header, is_signature, read_hunks
-from patchkit.diff.model import Binary, Diff, FileDiff, Hunk
+from patchkit.diff.model import Binary, Diff, FileDiff, Hunk, Unusable
 
 if TYPE_CHECKING:
-    from patchkit.manifest import Change
+    from patchkit.diff.model import Change
 
 MAX_PATCH = 64 << 20
 
@@ -34,22 +34,27 @@ _PIECE = re.compile(
     rb"@@ -\d+(,\d+)? \+\d+|\+\+\+ |(old|new) mode \d{6}$|(new|deleted) file mode \d{6}$"
     rb"|GIT binary patch$|index [0-9a-f]{4,64}\.\.[0-9a-f]{4,64}( \d{6})?$"
 )
+_NO_DATA = re.compile(rb"(Binary files .* differ|Files .* differ)\r?$")
 _MAIL = re.compile(rb"From [0-9a-f]{40,64} ")
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: ([+-])(\d\d)(\d\d))?")
 _BACKUP_SUFFIXES = (".orig", ".old", ".bak", "~")
 _MODES = {b"100644": 0o644, b"100755": 0o755}
 
 
-def parse(data: bytes, *, name: str = "patch", strip: int = 1) -> Diff:
+def parse(data: bytes, *, name: str = "patch", strip: int = 1, pass_over: bool = False) -> Diff:
     """Read a git or plain unified diff. ``strip`` leading components of each name are cut, as by
-    ``patch -p``. Raises a ``DiffError`` for anything that is not exactly such a diff.
+    ``patch -p``. Raises a ``DiffError`` for anything that is not exactly such a diff; with ``pass_over``,
+    git's sections about symbolic links, submodules and binary files without data are listed as
+    ``unusable`` instead, for a reader who may not want them anyway.
     """
-    return _Scanner(data, name, strip).scan()
+    return _Scanner(data, name, strip, pass_over=pass_over).scan()
 
 
 class _Scanner:
-    def __init__(self, data: bytes, name: str, strip: int) -> None:
+    def __init__(self, data: bytes, name: str, strip: int, *, pass_over: bool = False) -> None:
         self.name = name
+        self.pass_over = pass_over
+        self.unusable: list[Unusable] = []
         self.strip = strip
         if len(data) > MAX_PATCH:
             raise DiffTooLargeError(
@@ -68,7 +73,7 @@ class _Scanner:
         while self.index < len(self.lines):
             line = self.lines[self.index]
             if line.startswith(b"diff --git "):
-                files.append(self.git_section())
+                files += self.usable_section()
                 prose = False
             elif is_header(self.lines, self.index):
                 files.append(self.plain_section())
@@ -80,6 +85,8 @@ class _Scanner:
                 self.between(line, prose=prose)
                 self.index += 1
         if not files:
+            if self.unusable:
+                raise self.unusable[0].error
             what = "an empty patch" if not any(self.lines) else "text that is not a patch"
             raise NotADiffError(what, patch=self.name, line=1, hint="a unified diff is needed (git diff)")
         if self.cut and not prose:
@@ -89,11 +96,34 @@ class _Scanner:
                 line=len(self.lines),
                 hint="if nothing is missing, end the file with a newline",
             )
-        return Diff(self.name, tuple(files))
+        return Diff(self.name, tuple(files), tuple(self.unusable))
+
+    def usable_section(self) -> list[FileDiff]:
+        """The section of git's that begins here, or none if it is passed over."""
+        start = self.index
+        try:
+            return [self.git_section()]
+        except UnsupportedDiffError as error:
+            if not self.pass_over:
+                raise
+            self.index = start + 1
+            try:
+                _, path = self.git_names(self.extended_headers(), None, start)
+            except DiffError:
+                raise error from None
+            self.unusable.append(Unusable(path, error))
+            if self.index < len(self.lines) and is_header(self.lines, self.index):
+                self.index += 2
+                self.hunks()
+            elif self.peek() == b"GIT binary patch":
+                self.binary_patch()
+            elif _NO_DATA.match(self.peek()):
+                self.index += 1
+            return []
 
     def between(self, line: bytes, *, prose: bool) -> None:
         """Judge a line outside of all sections."""
-        if re.match(rb"(Binary files .* differ|Files .* differ)\r?$", line):
+        if _NO_DATA.match(line):
             raise self.unsupported("a binary file without its data", "make the diff with git diff --binary")
         if re.match(rb"Only in .+: .", line):
             raise self.unsupported(
@@ -170,7 +200,7 @@ class _Scanner:
                 raise self.unsupported(
                     "a binary patch without full blob names", "make it with git diff --binary", start
                 )
-        elif re.match(rb"(Binary files .* differ|Files .* differ)\r?$", self.peek()):
+        elif _NO_DATA.match(self.peek()):
             raise self.unsupported("a binary file without its data", "make the diff with git diff --binary")
 
         source, path = self.git_names(said, header, start)

@@ -10,7 +10,7 @@ from patchkit.diff.model import Binary, Content, Diff, FileDiff, Hunk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from patchkit.manifest import Change
+    from patchkit.diff.model import Change
 
 _EMPTY_ID = "0" * 40
 _BINARY_PROBE = 8000  # git's: a NUL byte this early makes a file binary

@@ -159,7 +159,8 @@ def judge(scenarios: Scenarios, scenario: Scenario, outcome: Outcome) -> list[st
         bad.append(f"restore --verify ended with {restored.code}: {restored.err}{restored.out}")
     if snapshot(scenarios.site) != snapshot(scenarios.pristine):
         bad.append("restore did not bring back every byte, mode and time")
-    litter = [name for name in os.listdir(scenarios.site / ".patchkit") if name not in _OWN]
+    folder = scenarios.site / ".patchkit"  # not there if the command was ended before it made it
+    litter = [name for name in os.listdir(folder) if name not in _OWN] if folder.exists() else []
     if litter:
         bad.append(f"left in .patchkit: {litter}")
     return bad
@@ -174,13 +175,13 @@ def _bad_ending(scenarios: Scenarios, scenario: Scenario, outcome: Outcome) -> l
     if outcome.code < 0:
         return []
     bad = []
-    if outcome.code not in (0, 3, 5, 6):
+    if outcome.code not in (0, 2, 3, 4, 5, 6):
         bad.append(f"exit code {outcome.code}")
     if outcome.code and (outcome.err.count("\n") != 1 or "Traceback" in outcome.err):
         bad.append(f"not one line: {outcome.err}")
     # What `recover` has mended stays mended, even if it then cannot look for what else there is to do.
     mended = scenario.command[0] == "recover"
-    if outcome.code in (3, 6) and not mended and snapshot(scenarios.site) != snapshot(scenario.start):
+    if outcome.code in (2, 3, 4, 6) and not mended and snapshot(scenarios.site) != snapshot(scenario.start):
         bad.append(f"exit code {outcome.code}, and yet something changed")
     return bad
 
