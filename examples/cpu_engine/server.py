@@ -174,15 +174,19 @@ class Server:
         return json.loads(self.request("/generate", body))
 
     def stop(self) -> None:
-        """SIGTERM to the whole group, then SIGKILL to what is left; returns when the group is gone."""
+        """SIGTERM to the whole group, then SIGKILL to what is left; returns when the group is gone.
+
+        What is left at once is the first process, once those that compute have ended: it waits for a
+        look round every five seconds, and in old releases for ever, for answers that nobody gives now.
+        """
         if self.process is None:
             return
         group = self.process.pid
         deadline = time.monotonic() + STOP_SECONDS
         signal_group(group, signal.SIGTERM)
-        while group_alive(group):
+        while titles := living_titles(group):
             self.process.poll()  # reap, or the leader stays a zombie of the group for ever
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not any(b"sglang::" in title for title in titles):
                 signal_group(group, signal.SIGKILL)
             time.sleep(0.05)
         self.process.wait()
@@ -199,15 +203,19 @@ def knows_option(python: Path, option: str) -> bool:
 
 
 def free_port() -> int:
-    """A port that is free now; SGLang also uses ports near it, so stay clear of the ephemeral range."""
-    for port in range(31000 + os.getpid() % 500 * 2, 32700):
+    """A port that is free now, below the ephemeral range.
+
+    From a block of this process's own: SGLang also uses ports near it, and another process may be
+    starting a server at the same time.
+    """
+    for port in range(12000 + os.getpid() % 100 * 200, 32700, 2):
         with contextlib.closing(socket.socket()) as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
-    raise RuntimeError("no free port between 31000 and 32700")
+    raise RuntimeError("no free port between 12000 and 32700")
 
 
 def signal_group(group: int, number: int) -> None:
@@ -215,16 +223,18 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def group_alive(group: int) -> bool:
-    """Whether any process of the group is left that has not ended (zombies have)."""
+def living_titles(group: int) -> list[bytes]:
+    """The command line of each process of the group that has not ended (zombies have)."""
+    found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as stat:
                 state, _parent, owner = stat.read().rsplit(") ", 1)[1].split()[:3]
+            if int(owner) == group and state not in "ZX":
+                with open(f"/proc/{entry}/cmdline", "rb") as title:
+                    found.append(title.read())
         except OSError:
             continue
-        if int(owner) == group and state not in "ZX":
-            return True
-    return False
+    return found

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,19 +115,37 @@ def cache_root() -> Path:
 def ensure(release: str) -> Path:
     """The interpreter of an environment with the real ``sglang==release``, built on first use.
 
-    Safe to call from several processes at once. A folder without its ``ready`` mark is the rest of
-    an interrupted build and is built again. Raises EngineBuildError.
+    Safe to call from several processes at once. A folder without its ``ready`` mark is the rest of an
+    interrupted build, one whose interpreter does not run or that lacks files has been broken since:
+    both are built again. Raises EngineBuildError.
     """
     recipe = Recipe.of(release)
     folder = cache_root() / f"sglang-{release}-{recipe.digest}"
     python = folder / "bin" / "python"
     ready = folder / "ready"
     with locked(folder.with_name(folder.name + ".lock")):
-        if not ready.exists():
+        if not ready.exists() or broken(python):
             build(recipe, folder)
             ready.write_text(recipe.release + "\n", encoding="utf-8")
         put_shim(recipe, folder)
     return python
+
+
+# Every file that every installed package recorded is there. Byte code is not asked for: it makes itself.
+WHOLE = """
+import importlib.metadata as metadata, os, sys
+packages = {package.metadata["Name"]: package.files or () for package in metadata.distributions()}
+paths = [path for files in packages.values() for path in files if path.suffix != ".pyc"]
+sys.exit(not {"sglang", "torch"} <= set(packages) or not all(os.path.exists(path.locate()) for path in paths))
+"""
+
+
+def broken(python: Path) -> bool:
+    """Whether the environment of this interpreter has lost something since it was built."""
+    try:
+        return subprocess.run([str(python), "-c", WHOLE], check=False, capture_output=True).returncode != 0
+    except OSError:
+        return True
 
 
 def build(recipe: Recipe, folder: Path) -> None:
@@ -168,5 +187,6 @@ def locked(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(ensure(wanted))
+    with ThreadPoolExecutor() as builders:
+        for built in builders.map(ensure, sys.argv[1:]):
+            print(built)

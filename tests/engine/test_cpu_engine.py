@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -35,6 +37,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(recipe.release)
 
     monkeypatch.setattr(venv, "build", build)
+    monkeypatch.setattr(venv, "broken", lambda _python: False)  # there is nothing in these to run
     return made
 
 
@@ -66,6 +69,41 @@ def test_an_interrupted_build_is_made_again(
     venv.ensure("0.5.9")
     venv.ensure("0.5.9")
     assert builds == ["0.5.9", "0.5.9"]
+
+
+@pytest.mark.parametrize("loss", ["file", "package", "interpreter", "environment"])
+def test_an_environment_that_lost_something_is_built_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    made: list[Path] = []
+
+    def build(recipe: Recipe, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        (site,) = folder.glob("lib/python3.*/site-packages")
+        for name in ("sglang", "torch"):
+            info = site / f"{name}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            (info / "RECORD").write_text(f"{name}.py,,\n{name}.pyc,,\n{info.name}/METADATA,,\n")
+            (site / f"{name}.py").touch()
+        made.append(site)
+
+    monkeypatch.setattr(venv, "build", build)
+    python = venv.ensure("0.5.9")
+    venv.ensure("0.5.9")
+    assert len(made) == 1, "a whole one is used as it is"
+    if loss == "file":
+        (made[0] / "torch.py").unlink()
+    elif loss == "package":
+        shutil.rmtree(made[0] / "torch-1.0.dist-info")
+    elif loss == "interpreter":
+        python.unlink()
+        python.symlink_to("/no/such/python")
+    else:
+        shutil.rmtree(python.parent.parent)
+    assert venv.ensure("0.5.9") == python
+    assert len(made) == 2
 
 
 def test_each_use_puts_the_present_shim_in(cache: Path, builds: list[str]) -> None:

@@ -16,7 +16,6 @@ from tests.engine.harness import (
     compare,
     mismatches,
     prompt,
-    status,
     wait_for_rows,
 )
 
@@ -58,13 +57,21 @@ def test_states_of_single_batched_long_and_concurrent_prompts_agree(
     assert mismatches(report) == []
 
 
-def test_chunks_of_a_prompt_join_to_its_states(engine: Engine, patched: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cache", ["--disable-radix-cache", "--page-size=1"], ids=["chunks alone", "radix cache"]
+)
+def test_chunks_of_a_prompt_join_to_its_states(
+    engine: Engine, patched: Path, tmp_path: Path, cache: str
+) -> None:
+    """As SGLang runs when it is asked for nothing: in chunks, and with the radix cache."""
+    radix = cache != "--disable-radix-cache"
     prompts = [prompt(length, seed=length) for length in (100, 300, 64, 130, 129, 200)]
+    longer = [*prompts[0], *prompt(50, seed=5)]
     folder = tmp_path / "dump"
     with engine.server(
         patched,
         tmp_path / "server.log",
-        "--disable-radix-cache",
+        cache,
         "--chunked-prefill-size=64",
         FLOAT32,
         SGLANG_HS_DUMP_DIR=str(folder),
@@ -73,40 +80,21 @@ def test_chunks_of_a_prompt_join_to_its_states(engine: Engine, patched: Path, tm
         server.generate(prompts[0])
         with ThreadPoolExecutor(len(prompts)) as pool:
             list(pool.map(server.generate, prompts[1:]))
-        entries = wait_for_rows(folder, sum(map(len, prompts)))
+        rows = sum(map(len, prompts))
+        if radix:
+            wait_for_rows(folder, rows)
+            server.generate(prompts[0])
+            server.generate(longer)
+            rows += 1 + 50
+        entries = wait_for_rows(folder, rows)
     assert max(entry["tokens"] for entry in entries) == 64
-    assert {entry["missing_rows"] for entry in entries} == {0}
-    report = compare(engine, folder, prompts)
-    assert [len(chains) for chains in report] == [1] * len(prompts)
+    hits = [(e["tokens"], e["prefix_length"], e["missing_rows"]) for e in entries if e["missing_rows"]]
+    assert hits == ([(1, 99, 99), (50, 100, 100)] if radix else [])
+    report = compare(engine, folder, [*prompts, longer] if radix else prompts)
+    assert [[chain["missing"] for chain in chains] for chains in report] == (
+        [[0, 99], *[[0]] * 5, [100]] if radix else [[0]] * 6
+    )
     assert len(report[0][0]["names"]) == 2
-    assert mismatches(report) == []
-
-
-def test_a_radix_hit_is_recorded_as_missing_rows(engine: Engine, patched: Path, tmp_path: Path) -> None:
-    shared = prompt(100)
-    longer = [*shared, *prompt(50, seed=5)]
-    folder = tmp_path / "dump"
-    with engine.server(
-        patched,
-        tmp_path / "server.log",
-        "--chunked-prefill-size=-1",
-        FLOAT32,
-        SGLANG_HS_DUMP_DIR=str(folder),
-        SGLANG_HS_DUMP_LAYERS=ALL_STATES,
-    ) as server:
-        server.generate(shared)
-        server.generate(shared)
-        server.generate(prompt(30, seed=8))
-        server.generate(longer)
-        entries = wait_for_rows(folder, 100 + 1 + 30 + 50)
-    assert [(e["tokens"], e["prefix_length"], e["missing_rows"]) for e in entries] == [
-        (100, 0, 0),
-        (1, 99, 99),
-        (30, 0, 0),
-        (50, 100, 100),
-    ]
-    report = compare(engine, folder, [shared, longer])
-    assert [[chain["missing"] for chain in chains] for chains in report] == [[0, 99], [100]]
     assert mismatches(report) == []
 
 
@@ -131,17 +119,3 @@ def test_both_ranks_of_tensor_parallelism_give_one_dump(
     report = compare(engine, folder, prompts)
     assert [len(chains) for chains in report] == [1, 1]
     assert mismatches(report) == []
-
-
-def test_the_default_layers_are_written_in_the_models_dtype(
-    engine: Engine, patched: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "dump"
-    with engine.server(patched, tmp_path / "server.log", *PLAIN, SGLANG_HS_DUMP_DIR=str(folder)) as server:
-        server.generate(prompt(20))
-        (entry,) = wait_for_rows(folder, 20)
-    assert entry["layers"] == [2, 3, 4]  # R(3), R(n//2+1), R(n-2) and R(n) for n = 4
-    assert entry["dtypes"] == ["bfloat16"] * 3
-    assert entry["shapes"] == [[20, 128]] * 3
-    assert status(folder)["state"] == "stopped"
-    assert status(folder)["unfinished_count"] == 0

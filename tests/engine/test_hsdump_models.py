@@ -6,6 +6,7 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,6 +24,9 @@ from tests.engine.harness import (
     wait_for_rows,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 pytestmark = pytest.mark.engine
 
 SERVED = {
@@ -33,22 +37,25 @@ SERVED = {
 }
 
 
-def test_states_of_deepseek_v2_agree(engine: Engine, patched: Path, tmp_path: Path) -> None:
+def test_states_of_deepseek_v2_agree(
+    thorough_engine: Engine, apply_hsdump: Callable[[Engine], Path], tmp_path: Path
+) -> None:
     """The same class serves it; there is no query rank, and the experts are chosen otherwise."""
+    engine, patched = thorough_engine, apply_hsdump(thorough_engine)
     shape = tiny_model.Shape(v2=True, yarn=not engine.release.startswith(OLD_ROPE))
     model = tiny_model.ensure(engine.python, venv.cache_root(), shape)
     assert_states_agree(replace(engine, model=model), patched, tmp_path, "DeepseekV2ForCausalLM")
 
 
 @pytest.mark.parametrize("family", sorted(SERVED))
-def test_states_of_the_family_agree(engine: Engine, tmp_path: Path, family: str) -> None:
+def test_states_of_the_family_agree(thorough_engine: Engine, tmp_path: Path, family: str) -> None:
     model = tmp_path / "model"
     subprocess.run(
-        [str(engine.python), str(Path(__file__).with_name("random_model.py")), family, str(model)],
+        [str(thorough_engine.python), str(Path(__file__).with_name("random_model.py")), family, str(model)],
         check=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"},
     )
-    engine = replace(engine, model=model)
+    engine = replace(thorough_engine, model=model)
     root = engine.copy_tree(tmp_path / "root")
     patchkit("--root", root, "apply", f"hsdump-{family}")
     assert_states_agree(engine, root, tmp_path, SERVED[family])

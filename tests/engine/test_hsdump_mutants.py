@@ -51,6 +51,25 @@ SEAL_LATE = """\
 """
 CLONE = "return hidden_states.clone() if residual is None"
 NO_CLONE = "return hidden_states if residual is None"
+# From 0.5.21 the copy is SGLang's own; without it, this is what would be handed over.
+SNAPSHOT = "return residual.snapshot(hidden_states, forward_batch)"
+NO_SNAPSHOT = """\
+pending = residual.stream_of(forward_batch).pending
+        return hidden_states if pending is None else residual.snapshot(hidden_states, forward_batch)"""
+PUT_OFF = [(DUMP, COPY_NOW, COPY_LATE), (DUMP, SEAL, SEAL + SEAL_LATE)]
+TOTAL = "        total = residual_stream(hidden_states, residual, forward_batch)\n        if self.failure"
+NORMED = """\
+        total = residual_stream(hidden_states, residual, forward_batch)
+        if k == self.layers[-1]:
+            total = sys._getframe(1).f_locals["self"].norm(total)
+        if self.failure"""
+GATE = "if k not in self.layers or not is_prefill(forward_batch):\n            return\n"
+LATE_BY_ONE = f"""\
+if k in (2, 3):
+            if k == 2:
+                return
+            k = 2
+        {GATE}"""
 
 
 def dump_with(
@@ -84,9 +103,16 @@ def dump_with(
     return mismatches(compare(engine, folder / "dump", [ids]))
 
 
+def test_each_mistake_is_found_on_each_release(engine: Engine, tmp_path: Path) -> None:
+    """Three mistakes in one copy of hs_dump.py, each in a state of its own; R(1) is as it should be."""
+    edits = [(DUMP, GATE, LATE_BY_ONE), (DUMP, TOTAL, NORMED), *PUT_OFF]
+    edits += [(DUMP, CLONE, NO_CLONE), (DUMP, SNAPSHOT, NO_SNAPSHOT)]
+    wrong = dump_with(engine, tmp_path, edits, layers="0,1,2,4")
+    assert [line.split(" is ")[0] for line in wrong] == [f"prompt 0: R({k})" for k in (0, 2, 4)]
+
+
 def test_a_layer_off_by_one_is_found(engine_0_5_9: Engine, tmp_path: Path) -> None:
-    body = "if k not in self.layers or not is_prefill(forward_batch):\n            return\n"
-    edit = (DUMP, body, "k += 1\n        " + body)
+    edit = (DUMP, GATE, "k += 1\n        " + GATE)
     wrong = dump_with(engine_0_5_9, tmp_path, [edit], layers="1,2,3")
     assert [line.split(" is ")[0] for line in wrong] == [f"prompt 0: R({k})" for k in (1, 2, 3)]
 
@@ -111,8 +137,7 @@ def test_a_last_state_after_the_norm_is_found(engine_0_5_9: Engine, tmp_path: Pa
 def test_a_missing_clone_is_found(
     engine_0_5_9: Engine, tmp_path: Path, edits: list[tuple[str, str, str]], wrong_states: list[str]
 ) -> None:
-    put_off = [(DUMP, COPY_NOW, COPY_LATE), (DUMP, SEAL, SEAL + SEAL_LATE)]
-    wrong = dump_with(engine_0_5_9, tmp_path, [*put_off, *edits])
+    wrong = dump_with(engine_0_5_9, tmp_path, [*PUT_OFF, *edits])
     assert [line.split(" is ")[0] for line in wrong] == wrong_states
 
 

@@ -48,9 +48,14 @@ def test_answers_are_the_same_bits_without_with_and_with_an_active_patch(
         inactive = answers(server)
     with engine.server(patched, tmp_path / "active.log", *PLAIN, SGLANG_HS_DUMP_DIR=str(folder)) as server:
         active = answers(server)
-        wait_for_rows(folder, 5 + 100 + 20 + 31)
+        entries = wait_for_rows(folder, 5 + 100 + 20 + 31)
     assert inactive == without
     assert active == without
+    for entry in entries:
+        assert entry["layers"] == [2, 3, 4]  # R(3), R(n//2+1), R(n-2) and R(n) for n = 4
+        assert entry["dtypes"] == ["bfloat16"] * 3
+        assert entry["shapes"] == [[entry["tokens"], 128]] * 3
+    assert (status(folder)["state"], status(folder)["unfinished_count"]) == ("stopped", 0)
     assert "hs_dump" not in (tmp_path / "inactive.log").read_text()
 
 
@@ -121,7 +126,7 @@ def test_a_failed_write_ends_the_dump_and_never_the_server(
     assert len(small["output_ids"]) == 1
     report = status(folder)
     assert report["state"] == "failed"
-    assert report["error"]
+    assert "File too large" in report["error"], "the system's own words, not those of torch's archive writer"
     assert report["unfinished_tokens"] >= 1000
     assert "the dump has ended, the server goes on" in (tmp_path / "server.log").read_text()
     wait_for_rows(folder, 50)

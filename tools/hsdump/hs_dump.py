@@ -46,25 +46,28 @@ if FOLDER:  # an inert dump loads nothing
 
 SCHEMA = 1
 STATUS_BYTES = 16384  # reserved at start-up, so that a full disk can still say so
+STATUS_SECONDS = 5.0  # between two accounts of a running dump
 ALIGNMENT = 512
 REMEMBERED_REQUESTS = 4096
 
 SPLIT_ROWS = "each rank then has some of a prompt's rows only"
+OTHER_REQUESTS = "rank 0 then sees its own requests only"
 OUTSIDE = "layers then run outside the loop that is dumped"
 COMPILED = "a replayed CUDA graph or compiled code does not run the Python code that dumps"
 
 # Server arguments that make the states wrong: a test of the value, and why. An unknown name is unset.
 REFUSED = {
     "attn_cp_size": (lambda v: v > 1, SPLIT_ROWS),
-    "cuda_graph_config": (lambda v: prefill_backend(v) == "tc_piecewise", COMPILED),
+    "attn_dp_size": (lambda v: v > 1, OTHER_REQUESTS),  # what became of enable_dp_attention in 0.5.21
+    "cuda_graph_config": (lambda v: prefill_backend(v) not in {"disabled", "none"}, COMPILED),
     "dcp_size": (lambda v: v > 1, SPLIT_ROWS),
     "disable_piecewise_cuda_graph": (lambda v: not v, COMPILED),
     "disaggregation_mode": (lambda v: v == "decode", "a decode server runs no prefill"),
     "dllm_algorithm": (bool, "a diffusion model's prefill is not causal"),
-    "dwdp_size": (lambda v: v > 1, "rank 0 then sees its own requests only"),
+    "dwdp_size": (lambda v: v > 1, OTHER_REQUESTS),
     "enable_attn_tp_input_scattered": (bool, SPLIT_ROWS),
     "enable_deepep_moe": (bool, SPLIT_ROWS),
-    "enable_dp_attention": (bool, "rank 0 then sees its own requests only"),
+    "enable_dp_attention": (bool, OTHER_REQUESTS),
     "enable_dsa_prefill_context_parallel": (bool, SPLIT_ROWS),
     "enable_layernorm_sp": (bool, SPLIT_ROWS),
     "enable_mixed_chunk": (bool, "decode rows are mixed into prefill batches"),
@@ -148,6 +151,8 @@ def refuse_wrong_states(arguments):
         if value is None or (name in ON_GPU_ONLY and not arguments.on_gpu):
             continue
         if is_wrong(value):
+            if name == "cuda_graph_config":  # hundreds of numbers
+                value = f"{prefill_backend(value)} for prefill"
             raise DumpRefusedError(
                 f"hs_dump: refused with {name}={value}: {reason}; start the server without it, "
                 "or unset SGLANG_HS_DUMP_DIR"
@@ -257,6 +262,8 @@ class Dump:
             "tp_size": arguments.tp_size,
         }
         self.lock = threading.RLock()  # SIGTERM may come while this thread holds it
+        self.status_lock = threading.RLock()  # another one: the model never waits for the status file
+        self.status_due = 0.0
         self.failure = None
         self.unfinished = {}  # name of a piece that is captured but not written yet: its token count
         self.written = {"records": 0, "tokens": 0, "bytes": 0}
@@ -362,6 +369,7 @@ class Dump:
                         self.written["records"] += 1
                         self.written["tokens"] += piece.tokens
                         self.written["bytes"] += size
+                    self.refresh_status()
             except Exception as error:  # noqa: BLE001
                 self.fail(error)
             finally:
@@ -372,7 +380,7 @@ class Dump:
         data_path = os.path.join(FOLDER, piece.name + ".pt")
         fresh = os.path.join(FOLDER, f".{piece.name}.tmp")
         try:
-            torch.save({"input_ids": piece.input_ids, "hidden_states": piece.states()}, fresh)
+            self.save(piece, fresh)
             size, digest = finish_file(fresh, sync=self.fsync == "file")
             os.rename(fresh, data_path)
             entry = json.dumps(
@@ -393,6 +401,14 @@ class Dump:
             sync_folder(FOLDER)
         return size
 
+    def save(self, piece, path):
+        try:
+            torch.save({"input_ids": piece.input_ids, "hidden_states": piece.states()}, path)
+        except RuntimeError:  # on a full disk it says "unexpected pos": ask the system for its own words
+            with open(path, "ab") as file:
+                os.posix_fallocate(file.fileno(), 0, piece.tokens * piece.batch.row_bytes * len(self.layers))
+            raise
+
     # -- the end -------------------------------------------------------------------------------
 
     def fail(self, error):
@@ -405,8 +421,23 @@ class Dump:
         logger.error("hs_dump: the dump has ended, the server goes on: %s", self.failure)
         self.write_status("failed")
 
+    def refresh_status(self):
+        """Now and then, so that a server that is killed leaves an account that is not older than that."""
+        if not self.status_lock.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() >= self.status_due and self.failure is None and not self.stopping:
+                self.write_status("running")
+        finally:
+            self.status_lock.release()
+
     def write_status(self, state):
         """Overwrite the reserved bytes in place: this needs no space on the disk."""
+        with self.status_lock:
+            self.status_due = time.monotonic() + STATUS_SECONDS
+            self.put_status(state)
+
+    def put_status(self, state):
         with self.lock:
             unfinished = dict(self.unfinished)
             report = {
@@ -481,7 +512,8 @@ class Batch:
             raise DumpFailedError(
                 f"a prefill of {self.rows} tokens has states {tuple(total.shape)}, {ids.shape[0]} token ids"
             )
-        self.state_bytes = self.rows * dump.hidden_size * self.dtype.itemsize
+        self.row_bytes = dump.hidden_size * self.dtype.itemsize
+        self.state_bytes = self.rows * self.row_bytes
         self.pieces = []
         row = 0
         rids = getattr(forward_batch, "rids", None) or [None] * len(lengths)
@@ -555,9 +587,8 @@ class Batch:
 
         A tensor of its own over that memory, so that saving it saves these bytes and no more.
         """
-        row_bytes = self.dump.hidden_size * self.dtype.itemsize
-        start = self.region[0] + place * self.state_bytes + row * row_bytes
-        memory = torch.from_numpy(self.dump.buffer.array[start : start + rows * row_bytes])
+        start = self.region[0] + place * self.state_bytes + row * self.row_bytes
+        memory = torch.from_numpy(self.dump.buffer.array[start : start + rows * self.row_bytes])
         return memory.view(self.dtype).view(rows, self.dump.hidden_size)
 
     def written(self):
