@@ -46,9 +46,10 @@ class Scan:
         """What the evidence must say about memory that was not searched."""
         if not self.skipped:
             return ""
+        what, were, them = ("mapping", "was", "it") if self.regions == 1 else ("mappings", "were", "them")
         return (
-            f"; {self.regions} mappings over {_LARGE >> 20} MiB ({self.skipped >> 20} MiB) were skipped: "
-            "--thorough searches them"
+            f"; {self.regions} {what} over {_LARGE >> 20} MiB ({self.skipped >> 20} MiB) {were} skipped: "
+            f"--thorough searches {them}"
         )
 
 

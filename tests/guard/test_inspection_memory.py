@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+
 from patchkit.guard import Verdict
 from tests.guard.processes import (
     DROPPED,
@@ -10,6 +13,7 @@ from tests.guard.processes import (
     VICTIM,
     WAIT,
     Engine,
+    needs_compiler,
 )
 
 
@@ -71,6 +75,54 @@ def test_the_evidence_says_what_was_skipped_and_thorough_searches_it(engine: Eng
     thorough = engine.look(thorough=True)
     assert thorough is not None
     assert thorough.verdict is Verdict.NOT_LOADED
+    assert "skipped" not in thorough.evidence
+
+
+# An allocator that takes everything from one large mapping, as those made for large servers do.
+ALLOCATOR = r"""
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static char *start, *next;
+
+void *malloc(size_t size)
+{
+    if (!start)
+        start = next = mmap(0, 1ul << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t *block = (size_t *)__atomic_fetch_add(&next, ((size + 15) & ~15ul) + 16, __ATOMIC_SEQ_CST);
+    block[1] = size;
+    return block + 2;
+}
+
+void free(void *block) { (void)block; }
+void *calloc(size_t count, size_t size) { return malloc(count * size); /* fresh pages are zeros */ }
+
+void *realloc(void *block, size_t size)
+{
+    void *fresh = malloc(size);
+    if (block) {
+        size_t before = ((size_t *)block)[-1];
+        memcpy(fresh, block, before < size ? before : size);
+    }
+    return fresh;
+}
+"""
+
+
+@needs_compiler
+def test_thorough_finds_code_in_a_large_mapping(engine: Engine, python: str, tmp_path: pathlib.Path):
+    library = tmp_path / "allocator.so"
+    command = ["cc", "-O1", "-fno-builtin", "-Werror", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=ALLOCATOR, text=True, check=True)
+    engine.start(DROPPED, python=python, env={"LD_PRELOAD": str(library), "PYTHONMALLOC": "malloc"})
+    usual, thorough = engine.look(), engine.look(thorough=True)
+    assert usual is not None
+    assert thorough is not None
+    assert usual.verdict is Verdict.NOT_LOADED
+    assert "1 mapping over 64 MiB (1024 MiB) was skipped: --thorough searches it" in usual.evidence
+    assert (thorough.verdict, thorough.files) == (Verdict.LOADED, (VICTIM,))
     assert "skipped" not in thorough.evidence
 
 
