@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -46,8 +47,16 @@ def dumps_in_a_child(folder: Path, samples: int, tokens: int, hidden: int) -> in
     return sum(path.stat().st_size for path in (folder / "dumps").iterdir())
 
 
-def timed(command: list[str]) -> tuple[float, int]:
-    """Seconds and peak resident bytes of ``command``, from an empty write queue to its data on the disk."""
+@dataclass(frozen=True)
+class Cost:
+    """Of a command, from an empty write queue to its data on the disk; ``cpu`` is without the kernel's writing."""
+
+    seconds: float
+    cpu: float
+    peak: int
+
+
+def timed(command: list[str]) -> Cost:
     subprocess.run(["sync"], check=True)
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -55,7 +64,8 @@ def timed(command: list[str]) -> tuple[float, int]:
     subprocess.run(["sync"], check=True)
     if status:
         raise SystemExit(f"{command} ended with {status}")
-    return time.monotonic() - began, usage.ru_maxrss * 1024
+    cpu = usage.ru_utime + usage.ru_stime
+    return Cost(time.monotonic() - began, cpu, usage.ru_maxrss * 1024)
 
 
 def pack(folder: Path, workers: int | None) -> list[str]:
@@ -71,17 +81,23 @@ def spread(values: list[float], unit: str) -> str:
 
 
 def speed(folder: Path, size: int, rounds: int, workers: int | None) -> None:
-    start = statistics.median(timed([sys.executable, "-c", IMPORTS])[0] for _ in range(3))
+    starts = [timed([sys.executable, "-c", IMPORTS]) for _ in range(3)]
+    start, start_cpu = (
+        statistics.median(getattr(one, name) for one in starts) for name in ("seconds", "cpu")
+    )
     sides = {"cp": ["cp", "-r", str(folder / "dumps"), str(folder / "copy")], "pack": pack(folder, workers)}
     seconds: dict[str, list[float]] = {"cp": [], "pack": []}
+    cpu: dict[str, list[float]] = {"cp": [], "pack": []}
     for number in range(rounds):
         for name in sorted(sides, reverse=bool(number % 2)):
             for made in ("copy", "ds"):
                 shutil.rmtree(folder / made, ignore_errors=True)
-            taken, _ = timed(sides[name])
-            seconds[name].append(taken - (start if name == "pack" else 0))
+            cost = timed(sides[name])
+            seconds[name].append(cost.seconds - (start if name == "pack" else 0))
+            cpu[name].append(cost.cpu - (start_cpu if name == "pack" else 0))
     for name, values in seconds.items():
-        print(f"{name:5} {spread(values, 's')}, {size / statistics.median(values) / 1e9:.2f} GB/s")
+        rate = size / statistics.median(values) / 1e9
+        print(f"{name:5} {spread(values, 's')}, {rate:.2f} GB/s; CPU {spread(cpu[name], 's')}")
     ratios = [copy / packed for copy, packed in zip(seconds["cp"], seconds["pack"], strict=True)]
     print(f"ratio {spread([100 * ratio for ratio in ratios], '% of cp')}, {rounds} rounds; ", end="")
     print(f"imports of {start:.1f} s are taken off; load {os.getloadavg()[0]:.1f}")
@@ -92,7 +108,7 @@ def conversion(folder: Path) -> None:
     if not (folder / "ds").exists():
         timed(pack(folder, None))
     out = folder / "again"
-    taken, _ = timed([sys.executable, "-m", "patchkit", "pack", str(folder / "ds"), "--out", str(out)])
+    taken = timed([sys.executable, "-m", "patchkit", "pack", str(folder / "ds"), "--out", str(out)]).seconds
     files = list((out / "hidden_states").iterdir())
     linked = sum(path.stat().st_nlink > 1 for path in files)
     print(f"links {taken:6.2f} s with imports, {linked} of {len(files)} files of the same format are links")
@@ -100,11 +116,11 @@ def conversion(folder: Path) -> None:
 
 def memory(parent: Path, samples: int, hidden: int) -> None:
     """The peak for ``samples`` small ones and for ten times as many."""
-    _, base = timed([sys.executable, "-c", IMPORTS])
+    base = timed([sys.executable, "-c", IMPORTS]).peak
     for count in (samples, 10 * samples):
         folder = parent / f"memory-{count}"
         size = dumps_in_a_child(folder, count, 512, hidden)
-        _, most = timed(pack(folder, None))
+        most = timed(pack(folder, None)).peak
         shutil.rmtree(folder)
         print(f"peak  {most / 1e6:6.0f} MB for {count} samples of 512 tokens, {size / 1e9:.2f} GB; ", end="")
         print(f"{base / 1e6:.0f} MB of it are imports")
