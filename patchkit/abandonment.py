@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from patchkit import lease, processes
 from patchkit.commands import change
 from patchkit.commands.holding import LOCK_WAIT_S
-from patchkit.errors import HELD, PatchkitError
+from patchkit.errors import HELD, PatchkitError, short
 from patchkit.lock import tree_lock
 from patchkit.state import State
 
@@ -30,7 +30,7 @@ class SessionAliveError(PatchkitError):
     def __init__(self, abandoned: Lease, alive: Sequence[Process]) -> None:
         self.lease = abandoned
         self.processes = list(alive)
-        who = ", ".join(f"{process.pid} ({process.title()[:80]})" for process in alive[:4])
+        who = ", ".join(f"{process.pid} ({short(process.title(), 80)})" for process in alive[:4])
         super().__init__(
             f"abandoned {abandoned.describe()}: its processes still run: {who}",
             path=abandoned.root,

@@ -60,3 +60,8 @@ class ManyErrors(PatchkitError):
         super().__init__("; ".join(str(error) for error in self.errors))
         # Shadowing the class variable: the group exits as its first member would.
         self.exit_code = self.errors[0].exit_code  # type: ignore[misc]
+
+
+def short(text: str, width: int) -> str:
+    """The text in ``width`` characters at most; what was cut shows."""
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from patchkit.durable import own_like_root
-from patchkit.errors import HELD, PatchkitError
+from patchkit.errors import HELD, PatchkitError, short
 from patchkit.state import FOLDER, SCHEMA, State, StateFileError, dump_json, load_json, prepare
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Lease:
         what = " ".join(self.patches) or "the pristine tree"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.created))
         who = f"process {self.pid} of {self.user} on {self.host}"
-        return f"session {self.session} ({what}; {who} since {since}: {self.command[:120]})"
+        return f"session {self.session} ({what}; {who} since {since}: {short(self.command, 120)})"
 
     def shares(self, patches: Collection[str]) -> bool:
         """Whether a session with ``patches`` needs the very same tree."""

@@ -17,6 +17,33 @@ def test_a_round_trip_leaves_every_byte_mode_time_and_owner_as_installed(venv, g
     assert snapshot(venv.site) == before
 
 
+def test_each_file_is_told_with_what_happens_to_it(site, rooted, patches):
+    before = {f"demopkg/{name}.py": b"x = 1\n" * 9 for name in ("changed", "old", "gone")}
+    for path, data in before.items():
+        (site / path).write_bytes(data)
+    changes = {
+        "demopkg/changed.py": b"x = 2\n",
+        "demopkg/fresh.py": b"x = 3\n",
+        "demopkg/gone.py": None,
+        "demopkg/new.py": before["demopkg/old.py"] + b"y = 1\n",
+    }
+    support.write_patch(patches, "all", before, changes, renames={"demopkg/new.py": "demopkg/old.py"})
+    told = rooted("apply", "all").out.splitlines()
+    assert {line.strip() for line in told} >= {
+        "M demopkg/changed.py",
+        "A demopkg/fresh.py",
+        "D demopkg/gone.py",
+        "R demopkg/new.py (from demopkg/old.py)",
+    }
+    told = rooted("restore", "all").out.splitlines()
+    assert {line.strip() for line in told} >= {
+        "M demopkg/changed.py",
+        "D demopkg/fresh.py",
+        "A demopkg/gone.py",
+        "R demopkg/old.py (from demopkg/new.py)",
+    }
+
+
 def test_a_plain_folder_goes_there_and_back(site, rooted):
     before = snapshot(site)
     rooted("apply", "p1")

@@ -330,6 +330,7 @@ def abandoned_lines(target: Target) -> list[str | tuple[str, str]]:
 
 
 _MARK = {"modify": "M", "add": "A", "delete": "D", "rename": "R"}
+_UNDONE = {"A": "D", "D": "A"}
 _PAST = {"apply": "applied", "adopt": "adopted", "restore": "restored"}
 
 
@@ -342,7 +343,7 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
         verb = f"would {action}" if dry_run else _PAST[action]
         preposition = "from" if action == "restore" else "to"
         lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
-        lines += [f"  {_describe(pin)}" for pin in applied.manifest.files]
+        lines += [f"  {_describe(pin, undone=action == 'restore')}" for pin in applied.manifest.files]
         if action != "restore":
             lines += [f"  backup {backup}" for backup in applied.backups()]
     lines += plan.notes
@@ -366,9 +367,13 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
     )
 
 
-def _describe(pin: FilePin) -> str:
-    moved = f" (from {pin.source})" if pin.source else ""
-    return f"{_MARK[pin.change]} {pin.path}{moved}"
+def _describe(pin: FilePin, *, undone: bool) -> str:
+    """What happens to the file in the tree: undoing an added file deletes it."""
+    if pin.source:
+        source, path = (pin.path, pin.source) if undone else (pin.source, pin.path)
+        return f"R {path} (from {source})"
+    mark = _MARK[pin.change]
+    return f"{_UNDONE.get(mark, mark) if undone else mark} {pin.path}"
 
 
 def _joined(results: Sequence[Result]) -> Result:

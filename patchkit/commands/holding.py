@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from patchkit import lease
-from patchkit.errors import HELD, USAGE, ManyErrors, PatchkitError
+from patchkit.errors import HELD, USAGE, ManyErrors, PatchkitError, short
 from patchkit.lease import LeasedError
 from patchkit.lock import LockedError
 
@@ -30,7 +30,11 @@ class HolderError(PatchkitError):
 
     def __init__(self, holder: Holder, root: str) -> None:
         self.holder = holder
-        who = f"process {holder.pid} ({holder.user}: {holder.command[:80]})" if holder.pid else holder.command
+        who = (
+            f"process {holder.pid} ({holder.user}: {short(holder.command, 80)})"
+            if holder.pid
+            else holder.command
+        )
         files = holder.files[0] if holder.files else "the tree"
         if len(holder.files) > 1:
             files += f" and {len(holder.files) - 1} more"

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from patchkit.errors import short
 from patchkit.guard import Verdict, census
 from patchkit.guard.census import OLDER, PRISTINE
 from patchkit.history import History
@@ -128,12 +129,8 @@ def _cells(row: Row, prefix: str | None) -> tuple[str, ...]:
         ",".join(gpu.name.removeprefix("GPU ").removeprefix("/dev/") for gpu in holder.gpus) or "-",
         f"{memory >> 20} MiB" if memory else "-",
         _runs(row),
-        _short(holder.command.removeprefix(f"{prefix}/bin/") if prefix else holder.command),
+        short(holder.command.removeprefix(f"{prefix}/bin/") if prefix else holder.command, _WIDTH),
     )
-
-
-def _short(command: str) -> str:
-    return command if len(command) <= _WIDTH else command[: _WIDTH - 1] + "…"
 
 
 def _runs(row: Row) -> str:

@@ -1,0 +1,1 @@
+"""The demo, ``make demo``: a module for each part of the account."""
