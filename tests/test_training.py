@@ -73,7 +73,7 @@ def bench(tmp_path: Path, kit: Kit, venv: Venv) -> Bench:
     trainer = Venv.create(tmp_path / "trainer", cache=venv.cache)
     trainer.uv("install", wheel)
     model = write_model(tmp_path / "model")
-    packing = Packing(tmp_path, make_rows(4), model, FinalNorm.read(ModelConfig.read(model)))
+    packing = Packing(tmp_path, make_rows(5)[:4], model, FinalNorm.read(ModelConfig.read(model)))
     return Bench(tmp_path, kit, packing, venv.site, trainer.python)
 
 

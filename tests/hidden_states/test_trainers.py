@@ -80,7 +80,7 @@ def test_the_trainers_own_reader_gets_every_sample(packing, trainer):
 def training(tmp_path, kit):
     """A verifier that trainers can load, and a clean tree."""
     model = write_verifier(tmp_path / "verifier")
-    packing = Packing(tmp_path, make_rows(16), model, FinalNorm.read(ModelConfig.read(model)))
+    packing = Packing(tmp_path, make_rows(17)[:16], model, FinalNorm.read(ModelConfig.read(model)))
 
     def train(dataset, trainer, *more):
         return patchkit(
