@@ -1,6 +1,9 @@
-"""Packing against ``cp`` on the same files, and the memory that it takes.
+"""Packing against ``cp`` on the same files, what a conversion costs, and the memory that packing takes.
 
-python bench/bench_pack.py [--samples 16] [--tokens 2048] [--hidden 7168] [--folder DIR]
+python bench/bench_pack.py [--samples 8] [--tokens 2048] [--hidden 7168] [--rounds 5] [--folder DIR]
+
+Both sides begin with an empty write queue and end with their data on the disk; rounds alternate, and who
+begins changes. The seconds of Python's imports, measured alike, are taken off patchkit's.
 """
 
 from __future__ import annotations
@@ -9,13 +12,16 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+IMPORTS = "import torch, numpy, pyarrow, xxhash, safetensors, patchkit.commands.data"
 
 
 def make_dumps(folder: Path, samples: int, tokens: int, hidden: int) -> None:
@@ -34,22 +40,98 @@ def make_dumps(folder: Path, samples: int, tokens: int, hidden: int) -> None:
             file.write(json.dumps({"input_ids": ids, "loss_mask": [1] * tokens}) + "\n")
 
 
-def timed(command: list[str]) -> tuple[float, int]:
-    """Seconds and peak resident bytes of ``command``, its data on the disk at the end."""
+def dumps_in_a_child(folder: Path, samples: int, tokens: int, hidden: int) -> int:
+    """Made in a process of its own, since a child's peak memory begins with that of its parent; their bytes."""
+    sizes = [f"--samples={samples}", f"--tokens={tokens}", f"--hidden={hidden}"]
+    subprocess.run([sys.executable, __file__, *sizes, "--make", str(folder)], check=True)
+    return sum(path.stat().st_size for path in (folder / "dumps").iterdir())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a command, from an empty write queue to its data on the disk; ``cpu`` is without the kernel's writing."""
+
+    seconds: float
+    cpu: float
+    peak: int
+
+
+def timed(command: list[str]) -> Cost:
+    subprocess.run(["sync"], check=True)
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     subprocess.run(["sync"], check=True)
     if status:
         raise SystemExit(f"{command} ended with {status}")
-    return time.monotonic() - began, usage.ru_maxrss * 1024
+    cpu = usage.ru_utime + usage.ru_stime
+    return Cost(time.monotonic() - began, cpu, usage.ru_maxrss * 1024)
+
+
+def pack(folder: Path, workers: int | None) -> list[str]:
+    return [
+        *(sys.executable, "-m", "patchkit", "pack", str(folder / "dumps"), "--quiet"),
+        *("--data", str(folder / "in.jsonl"), "--out", str(folder / "ds")),
+        *([f"--workers={workers}"] if workers else []),
+    ]
+
+
+def spread(values: list[float], unit: str) -> str:
+    return f"{statistics.median(values):6.2f} {unit} ({min(values):.2f} to {max(values):.2f})"
+
+
+def speed(folder: Path, size: int, rounds: int, workers: int | None) -> None:
+    starts = [timed([sys.executable, "-c", IMPORTS]) for _ in range(3)]
+    start, start_cpu = (
+        statistics.median(getattr(one, name) for one in starts) for name in ("seconds", "cpu")
+    )
+    sides = {"cp": ["cp", "-r", str(folder / "dumps"), str(folder / "copy")], "pack": pack(folder, workers)}
+    seconds: dict[str, list[float]] = {"cp": [], "pack": []}
+    cpu: dict[str, list[float]] = {"cp": [], "pack": []}
+    for number in range(rounds):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            for made in ("copy", "ds"):
+                shutil.rmtree(folder / made, ignore_errors=True)
+            cost = timed(sides[name])
+            seconds[name].append(cost.seconds - (start if name == "pack" else 0))
+            cpu[name].append(cost.cpu - (start_cpu if name == "pack" else 0))
+    for name, values in seconds.items():
+        rate = size / statistics.median(values) / 1e9
+        print(f"{name:5} {spread(values, 's')}, {rate:.2f} GB/s; CPU {spread(cpu[name], 's')}")
+    ratios = [copy / packed for copy, packed in zip(seconds["cp"], seconds["pack"], strict=True)]
+    print(f"ratio {spread([100 * ratio for ratio in ratios], '% of cp')}, {rounds} rounds; ", end="")
+    print(f"imports of {start:.1f} s are taken off; load {os.getloadavg()[0]:.1f}")
+
+
+def conversion(folder: Path) -> None:
+    """To the same format: links, whose bytes are only read and compared."""
+    if not (folder / "ds").exists():
+        timed(pack(folder, None))
+    out = folder / "again"
+    taken = timed([sys.executable, "-m", "patchkit", "pack", str(folder / "ds"), "--out", str(out)]).seconds
+    files = list((out / "hidden_states").iterdir())
+    linked = sum(path.stat().st_nlink > 1 for path in files)
+    print(f"links {taken:6.2f} s with imports, {linked} of {len(files)} files of the same format are links")
+
+
+def memory(parent: Path, samples: int, hidden: int) -> None:
+    """The peak for ``samples`` small ones and for ten times as many."""
+    base = timed([sys.executable, "-c", IMPORTS]).peak
+    for count in (samples, 10 * samples):
+        folder = parent / f"memory-{count}"
+        size = dumps_in_a_child(folder, count, 512, hidden)
+        most = timed(pack(folder, None)).peak
+        shutil.rmtree(folder)
+        print(f"peak  {most / 1e6:6.0f} MB for {count} samples of 512 tokens, {size / 1e9:.2f} GB; ", end="")
+        print(f"{base / 1e6:.0f} MB of it are imports")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
@@ -59,27 +141,11 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="bench-pack-", dir=options.folder))
     try:
-        # In a process of its own: a child's peak memory begins with that of its parent.
-        subprocess.run([sys.executable, __file__, *sys.argv[1:], "--make", str(folder)], check=True)
-        size = sum(path.stat().st_size for path in (folder / "dumps").iterdir())
-        subprocess.run(["sync"], check=True)
-        copy, _ = timed(["cp", "-r", str(folder / "dumps"), str(folder / "copy")])
-        shutil.rmtree(folder / "copy")
-        pack, memory = timed(
-            [
-                *(sys.executable, "-m", "patchkit", "pack", str(folder / "dumps"), "--quiet"),
-                *("--data", str(folder / "in.jsonl"), "--out", str(folder / "ds")),
-                *(["--workers", str(options.workers)] if options.workers else []),
-            ]
-        )
-        start, base = timed([sys.executable, "-c", "import torch, pyarrow"])
-        rate, pure = size / copy / 1e9, size / (pack - start) / 1e9
-        print(f"{options.samples} samples, {size / 1e9:.2f} GB of dumps")
-        print(f"cp    {copy:6.1f} s  {rate:.2f} GB/s")
-        print(
-            f"pack  {pack:6.1f} s  {pure:.2f} GB/s without {start:.1f} s of imports: {pure / rate:.0%} of cp"
-        )
-        print(f"pack  {memory / 1e6:6.0f} MB at most, of which {base / 1e6:.0f} MB are torch and pyarrow")
+        size = dumps_in_a_child(folder, options.samples, options.tokens, options.hidden)
+        print(f"{options.samples} samples of {options.tokens} tokens, {size / 1e9:.2f} GB of dumps")
+        speed(folder, size, options.rounds, options.workers)
+        conversion(folder)
+        memory(folder, 20, 1024)
     finally:
         shutil.rmtree(folder)
 

@@ -32,6 +32,8 @@ _OURS = {
     ),
 }
 
+_SPECFORGE_VALUED = ("-c", "--config", "--role", "--node-rank")
+
 
 class TrainerError(PatchkitError):
     code = "bad-trainer"
@@ -56,14 +58,16 @@ class Training:
     def command(self) -> list[str]:
         """The trainer's command. Raises TrainerError, DatasetError."""
         for argument in self.extra:
-            if argument.split("=", 1)[0] in _OURS[self.trainer]:
+            if (name := _set_by_us(argument, self.trainer)) is not None:
                 raise TrainerError(
-                    f"{argument.split('=', 1)[0]} is set from the data set, and cannot be given as well",
+                    f"{name} is set from the data set, and cannot be given as well",
                     "leave it out; its own option or the data set says it",
                 )
+        # Ours come last: of an argument that is given twice, the last one counts for both trainers.
         if self.trainer == SPECFORGE:
-            return [*self._start("specforge.cli"), *self._specforge(), *self.extra]
-        return [*self._start("speculators.train"), *self._speculators(), *self.extra]
+            options, overrides = _apart(self.extra)
+            return [*self._start("specforge.cli"), "train", *options, *overrides, *self._specforge()]
+        return [*self._start("speculators.train"), *self.extra, *self._speculators()]
 
     def release(self) -> str:
         """The trainer's version in its own environment. Raises TrainerError when it is not there."""
@@ -132,12 +136,33 @@ class Training:
                 "specforge needs a run configuration", "give it after '--': -- --config run.yaml"
             )
         return [
-            "train",
             f"model.target_model_path={self.verifier}",
             f"model.vocab_mapping_path={mapping}",
             f"data.hidden_states_path={folder}",
             f"output_dir={os.path.abspath(self.save_path)}",
         ]
+
+
+def _set_by_us(argument: str, trainer: str) -> str | None:
+    """Which of our arguments this one sets; argparse takes an option's beginning for the whole of it."""
+    name = argument.split("=", 1)[0]
+    if trainer == SPECFORGE:
+        return name if name in _OURS[trainer] and "=" in argument else None
+    if not name.startswith("--") or len(name) == 2:
+        return None
+    return next((option for option in _OURS[trainer] if option.startswith(name)), None)
+
+
+def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """SpecForge's options, and the overrides: its parser takes these in one run, after the options only."""
+    options: list[str] = []
+    overrides: list[str] = []
+    value_follows = False
+    for argument in arguments:
+        is_option = argument.startswith("-") or value_follows
+        (options if is_option else overrides).append(argument)
+        value_follows = not value_follows and argument in _SPECFORGE_VALUED
+    return options, overrides
 
 
 def _length(path: str) -> int:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import NO
-from patchkit.hidden_states.dataset import PROVENANCE, RECORD, Dataset, Growing
+from patchkit.hidden_states.dataset import PROVENANCE, RECORD, Dataset, Growing, tidy
 from patchkit.hidden_states.dump import Spool
 from patchkit.hidden_states.errors import DatasetError, IncompleteError, ModelError, need
 from patchkit.hidden_states.files import write_json
@@ -110,6 +110,7 @@ def finished(out: str, *, resume: bool) -> Result | None:
     if not (resume and os.path.exists(os.path.join(out, RECORD))):
         return None
     result = dataset_result(out, Dataset(out).record)
+    tidy(out)
     result.lines = [*result.lines, "  was complete already"]
     return result
 

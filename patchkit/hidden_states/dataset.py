@@ -109,7 +109,11 @@ class Growing:
         entry = {"row": row, "line": self.plan.line(row), "bytes": size, **known}
         data = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
         with self.lock:
-            os.pwrite(self.descriptor, data, self.end)
+            # A disk that fills takes a part, and only the next call says so.
+            rest, at = memoryview(data), self.end
+            while rest:
+                written = os.pwrite(self.descriptor, rest, at)
+                rest, at = rest[written:], at + written
             if sync:
                 os.fdatasync(self.descriptor)
             self.places[row] = self.end
@@ -190,6 +194,11 @@ def start(folder: str, settings: dict[str, Any]) -> str:
     if settings["format"] not in FORMATS:
         raise DatasetError(folder, f"there is no format {settings['format']!r}")
     return os.path.join(folder, GROWING, "plan.arrow")
+
+
+def tidy(folder: str) -> None:
+    """Remove what a run that died after its last step left in a finished data set."""
+    shutil.rmtree(os.path.join(folder, GROWING), ignore_errors=True)
 
 
 def settle(folder: str, settings: dict[str, Any]) -> None:

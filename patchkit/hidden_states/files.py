@@ -23,11 +23,13 @@ def durable(path: str, *, sync: bool = True) -> Iterator[IO[bytes]]:
             if sync:
                 os.fsync(file.fileno())
         os.replace(fresh, path)
-    except BaseException:
+    except BaseException as error:
         try:
             os.unlink(fresh)
         except FileNotFoundError:
             pass
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = path  # a write to a full disk does not say where
         raise
     if sync:
         sync_folder(folder or ".")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from patchkit.hidden_states.dataset import Dataset, Growing, settle, start
@@ -44,6 +45,8 @@ class Packer:
     norm: FinalNorm | None = None
     verify: bool = True
     delete: bool = False
+    # Each of two dumps of equal prompts would fill all of their rows, to the same names: one after the other.
+    turns: tuple[Lock, ...] = field(default_factory=lambda: tuple(Lock() for _ in range(64)), repr=False)
 
     def pack(self, prompt: Prompt) -> Packed:
         """Raises BadDumpError, BadSampleError, OSError; then the dump is still there."""
@@ -57,9 +60,12 @@ class Packer:
             [prompt],
         )
         wanted = self.growing.plan.find(known or sequence_key(sample.input_ids))
-        rows = [row for row in wanted if not self.growing.has(row)]
-        size = sum(self._add(row, sample, prompt.label) for row in rows)
-        if self.delete and wanted:
+        if not wanted:
+            return Packed(prompt, (), (), sample.tokens, 0)
+        with self.turns[wanted[0] % len(self.turns)]:
+            rows = [row for row in wanted if not self.growing.has(row)]
+            size = sum(self._add(row, sample, prompt.label) for row in rows)
+        if self.delete:
             prompt.delete()
         return Packed(prompt, tuple(wanted), tuple(rows), sample.tokens, size)
 

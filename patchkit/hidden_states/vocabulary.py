@@ -32,6 +32,19 @@ class DraftSizeError(PatchkitError):
         super().__init__(f"a drafter's vocabulary of {draft} tokens does not fit a target's of {target}")
 
 
+class TargetSizeError(PatchkitError):
+    """The data have tokens that the named target does not know."""
+
+    code = "bad-target-size"
+    exit_code = USAGE
+
+    def __init__(self, token: int, target: int) -> None:
+        super().__init__(
+            f"the data set has token {token}, a target of {target} tokens ends at {target - 1}",
+            hint="give the size of the model that the data were made with, or its folder with --verifier",
+        )
+
+
 @dataclass(frozen=True)
 class Mapping:
     """``d2t`` int64 [draft]: the target's token of draft token i is i + d2t[i]. ``t2d`` bool [target]."""
@@ -48,19 +61,27 @@ class Mapping:
         for name in VOCABULARY:
             path = os.path.join(folder, name)
             try:
-                arrays.append(numpy.load(path, allow_pickle=False))
+                loaded = numpy.load(path, allow_pickle=False)
             except FileNotFoundError:
                 raise VocabularyError(path, "no such file", "patchkit vocab build makes it") from None
             except (ValueError, EOFError, OSError) as error:
                 raise VocabularyError(path, f"no numpy array ({error})") from None
+            if not isinstance(loaded, numpy.ndarray):
+                raise VocabularyError(path, "an archive of arrays, not one array")
+            arrays.append(loaded)
         return cls(folder, *arrays)
 
     @classmethod
     def build(cls, counts: Counter[int], draft: int, target: int) -> Mapping:
-        """The ``draft`` most frequent tokens, of equally frequent ones the lower; filled up from 0."""
+        """The ``draft`` most frequent tokens, of equally frequent ones the lower; filled up from 0.
+
+        Raises DraftSizeError, TargetSizeError.
+        """
         numpy = need("numpy")
         if not 0 < draft <= target:
             raise DraftSizeError(draft, target)
+        if counts and max(counts) >= target:
+            raise TargetSizeError(max(counts), target)
         chosen = [token for token, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:draft]]
         if len(chosen) < draft:
             have = set(chosen)

@@ -95,6 +95,23 @@ def test_a_last_state_after_the_norm_is_refused_when_the_norm_is_known(packing, 
         pack_dumps(Spool(str(tmp_path / "dumps")), Packer(growing, packing.norm), workers=1)
 
 
+def test_dumps_of_equal_prompts_packed_at_once_fill_each_row_once(packing, tmp_path):
+    ids = list(range(400))
+    for _ in range(12):
+        Dumper(tmp_path / "dumps").dump(ids)
+    source = Source(write_rows(tmp_path / "in.jsonl", [{"input_ids": ids, "loss_mask": [1] * 400}] * 5))
+    growing = begin(str(tmp_path / "ds"), "speculators", source, skip_bad=False, verifier=None)
+    filled: list[int] = []
+    pack_dumps(
+        Spool(str(tmp_path / "dumps")),
+        Packer(growing, delete=True),
+        workers=6,
+        progress=lambda one: filled.extend(one.rows),
+    )
+    assert sorted(filled) == [0, 1, 2, 3, 4]
+    assert growing.finish()["samples"] == 5
+
+
 def test_two_packers_do_not_write_one_data_set(packing, tmp_path):
     source = Source(write_rows(tmp_path / "in.jsonl", packing.rows))
     begin(str(tmp_path / "ds"), "speculators", source, skip_bad=False, verifier=None)

@@ -82,6 +82,14 @@ def one_bit(sample):
     return sample
 
 
+def half_precision(sample):
+    return replace(sample, states=[state.to(torch.float16) for state in sample.states])
+
+
+def short_token_ids(sample):
+    return replace(sample, input_ids=sample.input_ids.to(torch.int32))
+
+
 def other_tokens(sample):
     ids = sample.input_ids.clone()
     ids[0] += 1
@@ -98,6 +106,8 @@ WRONG = [
     (constant, "constant"),
     (repeated_row, "constant"),
     (one_bit, "changed"),
+    (half_precision, "dtype"),
+    (short_token_ids, "dtype"),
     (other_tokens, "tokens"),
 ]
 

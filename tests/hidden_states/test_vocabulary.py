@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from patchkit.hidden_states.vocabulary import DraftSizeError, Mapping, VocabularyError
+from patchkit.hidden_states.vocabulary import DraftSizeError, Mapping, TargetSizeError, VocabularyError
 from tests.hidden_states.conftest import patchkit
 from tests.hidden_states.engine import VOCAB
 
@@ -37,6 +37,43 @@ def test_equally_frequent_tokens_are_taken_from_the_lower_id():
 def test_a_drafter_knows_no_more_than_its_target(draft):
     with pytest.raises(DraftSizeError):
         Mapping.build(Counter(), draft, 10)
+
+
+def test_data_of_another_target_make_no_mapping():
+    with pytest.raises(TargetSizeError, match="has token 10, a target of 10 tokens ends at 9"):
+        Mapping.build(Counter({3: 1, 10: 1}), 2, 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (np.array([{}], dtype=object), "no numpy array"),
+        (np.int64(3), r"is int64 \[\], not int64 \[draft\]"),
+        (np.array([2**63 - 1, 2**63 - 1]), "leads outside"),
+        (np.array([0.0, 1.0]), "is float64"),
+    ],
+)
+def test_what_is_no_list_of_offsets_is_refused(tmp_path, content, reason):
+    np.save(tmp_path / "d2t.npy", content, allow_pickle=True)
+    np.save(tmp_path / "t2d.npy", np.ones(50, dtype=bool))
+    with pytest.raises(VocabularyError, match=reason):
+        Mapping.load(str(tmp_path)).check(50)
+
+
+def test_torn_files_folders_and_archives_are_no_arrays(tmp_path):
+    np.save(tmp_path / "t2d.npy", np.ones(50, dtype=bool))
+    path = tmp_path / "d2t.npy"
+    path.write_bytes((tmp_path / "t2d.npy").read_bytes()[:40])
+    with pytest.raises(VocabularyError, match="no numpy array"):
+        Mapping.load(str(tmp_path))
+    with path.open("wb") as file:
+        np.savez(file, d2t=np.zeros(3))
+    with pytest.raises(VocabularyError, match="an archive of arrays"):
+        Mapping.load(str(tmp_path))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(VocabularyError, match="no numpy array"):
+        Mapping.load(str(tmp_path))
 
 
 WRONG = [

@@ -10,8 +10,32 @@ from patchkit.hidden_states.errors import BadSampleError, need
 def save(values: dict[str, Any], file: IO[bytes]) -> None:
     """Save to an open file: given a path, torch would put the file's own name into it."""
     torch = need("torch")
-    # A view would be saved with all of the memory that it looks into.
-    torch.save({key: _own(value) for key, value in values.items()}, file)
+    output = _Output(file)
+    try:
+        # A view would be saved with all of the memory that it looks into.
+        torch.save({key: _own(value) for key, value in values.items()}, output)
+    except RuntimeError:
+        if output.error is not None:
+            raise output.error from None
+        raise
+
+
+class _Output:
+    """The file, and the first error of writing to it: torch tells of a full disk as a fault of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def _own(value: Any) -> Any:
