@@ -10,6 +10,7 @@ from typing import Any
 
 from patchkit.durable import write_durably
 from patchkit.errors import PatchkitError
+from patchkit.foreign import read_own
 from patchkit.state import FOLDER, SCHEMA, prepare
 from patchkit.tree import sha256_file
 
@@ -29,9 +30,8 @@ class StatCache:
 
     def _load(self) -> dict[str, list[Any]]:
         try:
-            with open(self.path, "rb") as file:
-                data = json.loads(file.read())
-        except (OSError, ValueError):
+            data = json.loads(read_own(self.path) or b"")
+        except (OSError, ValueError, RecursionError, PatchkitError):
             return {}
         if (
             not isinstance(data, dict)
@@ -39,7 +39,7 @@ class StatCache:
             or not isinstance(data.get("files"), dict)
         ):
             return {}  # a cache may always be thrown away
-        return dict(data["files"])
+        return {path: entry for path, entry in data["files"].items() if _is_entry(entry)}
 
     def sha256(self, relative: str) -> str | None:
         """The digest (hex) of ``relative``, through a symlink; None if no regular file. Raises OSError."""
@@ -49,7 +49,7 @@ class StatCache:
             return None
         stamp = [info.st_size, info.st_ino, info.st_mtime_ns, info.st_ctime_ns]
         known = self.entries.get(relative)
-        if isinstance(known, list) and known[:-1] == stamp:
+        if known is not None and known[:-1] == stamp:
             return str(known[-1])
         found, _ = sha256_file(path)
         if time.time_ns() - max(info.st_mtime_ns, info.st_ctime_ns) > _RACY_NS:
@@ -67,3 +67,12 @@ class StatCache:
             write_durably(self.root, f"{FOLDER}/statcache.json", data)
         except (OSError, PatchkitError):
             return
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 5
+        and all(type(one) is int for one in entry[:-1])
+        and isinstance(entry[-1], str)
+    )

@@ -13,8 +13,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.durable import fsync_folder, own_like_root, write_all
-from patchkit.state import HISTORY
+from patchkit import values
+from patchkit.durable import fsync_folder, own_like_root, write_all, write_durably
+from patchkit.foreign import open_own, read_own
+from patchkit.state import HISTORY, check_ours
 
 SCHEMA = 1
 
@@ -40,6 +42,45 @@ def user_name() -> str:
         return str(os.getuid())  # a container's uid without a passwd entry
 
 
+def check(entry: Any, where: str) -> dict[str, Any]:
+    """Whether a record has what readers of it rely on. Raises ValueError."""
+    values.keys(entry, where, {"schema", "time", "user", "host", "action", "patches"})
+    if entry["schema"] != SCHEMA:
+        raise values.bad(f"{where}.schema", entry["schema"], str(SCHEMA))
+    values.seconds(entry["time"], f"{where}.time")
+    for key in ("user", "host", "action"):
+        values.text(entry[key], f"{where}.{key}")
+    for key in ("id", "distribution", "release", "override", "previous"):
+        values.optional(values.text, entry.get(key), f"{where}.{key}")
+    values.optional(values.nanoseconds, entry.get("mtime_ns"), f"{where}.mtime_ns")
+    for index, patch in enumerate(values.sequence(entry["patches"], f"{where}.patches")):
+        _check_patch(patch, f"{where}.patches[{index}]")
+    return values.mapping(entry, where)
+
+
+def _check_patch(patch: Any, where: str) -> None:
+    values.keys(patch, where, {"name", "action", "files"})
+    values.name(patch["name"], f"{where}.name")
+    values.text(patch["action"], f"{where}.action")
+    for index, file in enumerate(values.sequence(patch["files"], f"{where}.files")):
+        place = f"{where}.files[{index}]"
+        values.path(values.mapping(file, place).get("path"), f"{place}.path")
+        for side in ("before", "after"):
+            values.optional(values.sha256, file.get(side), f"{place}.{side}")
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """The record that a line holds. Raises ValueError."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
+    try:
+        return check(entry, "it")
+    except ValueError as error:
+        raise ValueError(f"not a history record ({error})") from None
+
+
 class History:
     def __init__(self, root: str) -> None:
         self.root = root
@@ -47,21 +88,18 @@ class History:
 
     def lines(self) -> list[bytes]:
         """Complete lines; a torn last one (a crash while appending) is not there."""
-        try:
-            with open(self.path, "rb") as file:
-                data = file.read()
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return data.split(b"\n")[:-1]
+        check_ours(self.root)
+        data = read_own(self.path)
+        return data.split(b"\n")[:-1] if data is not None else []
 
     def records(self) -> list[dict[str, Any]]:
+        """Every record, oldest first; a line that is none gives one with ``damaged``, the line's text."""
         found = []
         for line in self.lines():
             try:
-                entry = json.loads(line)
+                found.append(_read(line))
             except ValueError:
-                entry = {"schema": None, "damaged": line.decode("utf-8", "replace")}
-            found.append(entry if isinstance(entry, dict) else {"schema": None, "damaged": repr(entry)})
+                found.append({"schema": None, "damaged": line.decode("utf-8", "replace")})
         return found
 
     def append(self, entry: dict[str, Any]) -> None:
@@ -73,8 +111,12 @@ class History:
         chained = {**entry, "previous": hashlib.sha256(last).hexdigest() if last else None}
         data = json.dumps(chained, sort_keys=True).encode("ascii") + b"\n"
         new = not os.path.exists(self.path)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(self.path, os.O_WRONLY | os.O_CREAT)
         try:
+            if os.fstat(descriptor).st_nlink > 1:
+                # Of a copy made by hard links (`cp -al`), where another tree's history would grow with ours.
+                write_durably(self.root, HISTORY, b"".join(line + b"\n" for line in lines) + data)
+                return
             # Over a torn last line, if there is one: it was never a record.
             position = sum(len(line) + 1 for line in lines)
             os.ftruncate(descriptor, position)
@@ -89,18 +131,16 @@ class History:
 
     def last_mtime_ns(self) -> int:
         """The newest modification time that any change gave a file, in nanoseconds; 0 if none."""
-        return max((int(_field(line, "mtime_ns") or 0) for line in self.lines()), default=0)
+        return max((_field(line, "mtime_ns") or 0 for line in self.lines()), default=0)
 
     def verify(self) -> Break | None:
         previous: str | None = None
         for number, line in enumerate(self.lines(), 1):
             try:
-                entry = json.loads(line)
-            except ValueError:
-                return Break(number, "not JSON")
-            if not isinstance(entry, dict) or "previous" not in entry:
-                return Break(number, "not a history record")
-            if entry["previous"] != previous:
+                entry = _read(line)
+            except ValueError as error:
+                return Break(number, str(error))
+            if entry.get("previous") != previous:
                 return Break(number, "does not follow the line before: a line was changed, added or removed")
             previous = hashlib.sha256(line).hexdigest()
         return None
@@ -108,7 +148,6 @@ class History:
 
 def _field(line: bytes, name: str) -> Any:
     try:
-        entry = json.loads(line)
+        return _read(line).get(name)
     except ValueError:
         return None
-    return entry.get(name) if isinstance(entry, dict) else None

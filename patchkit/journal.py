@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from patchkit import history, values
 from patchkit.durable import fsync_folder, write_durably
 from patchkit.state import FOLDER, JOURNAL, SCHEMA, UNDO, StateFileError, check_ours, dump_json, load_json
 from patchkit.tree import Fingerprint
@@ -61,26 +62,28 @@ class Journal:
         if data is None:
             return None
         try:
-            steps = tuple(_step_from_json(step) for step in data["steps"])
-            journal = cls(data["id"], data["pid"], data["host"], data["phase"], steps, data["history"])
-            journal.validate()
-            return journal
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
+            return cls._from_json(data)
+        except (ValueError, RecursionError) as error:
+            raise StateFileError(path, f"damaged ({error})") from None
 
-    def validate(self) -> None:
-        """Raise ValueError for what no writer of ours writes; the paths are checked where they are used."""
-        if re.fullmatch(r"[0-9a-f]{32}", self.id) is None:
-            raise ValueError("the id is not 32 hex digits")
-        if self.phase not in (OPEN, COMMITTED):
-            raise ValueError(f"no such phase: {self.phase!r}")
-        str(self.history["distribution"]), int(self.pid)
-        for step in self.steps:
-            os.path.split(step.path), int(step.number)
-            if step.verb not in _VERBS:
-                raise ValueError(f"no such verb: {step.verb!r}")
-            if step.verb in FILE_VERBS and not isinstance(step.temp, str):
-                raise ValueError(f"no temporary name for {step.path!r}")
+    @classmethod
+    def _from_json(cls, data: dict[str, Any]) -> Journal:
+        """Refuses what no writer of ours writes, since all of it is done again or undone by these words."""
+        values.keys(data, "it", {"id", "pid", "host", "phase", "steps", "history"})
+        if not isinstance(data["id"], str) or re.fullmatch(r"[0-9a-f]{32}", data["id"]) is None:
+            raise values.bad("id", data["id"], "32 hex digits")
+        if data["phase"] not in (OPEN, COMMITTED):
+            raise values.bad("phase", data["phase"], "a phase")
+        listed = values.sequence(data["steps"], "steps")
+        steps = tuple(_step_from_json(step, f"steps[{index}]") for index, step in enumerate(listed))
+        if len({step.number for step in steps}) != len(steps):
+            raise ValueError("steps has a number twice")
+        history.check(data["history"], "history")
+        values.name(data["history"].get("distribution"), "history.distribution")
+        if data["history"].get("id") != data["id"]:
+            raise ValueError("history.id is not that of the transaction")
+        pid, host = values.process(data["pid"], "pid"), values.text(data["host"], "host")
+        return cls(data["id"], pid, host, data["phase"], steps, data["history"])
 
     @property
     def undo(self) -> str:
@@ -101,7 +104,50 @@ def _step_to_json(step: Step) -> dict[str, Any]:
     }
 
 
-def _step_from_json(data: dict[str, Any]) -> Step:
-    sides = {key: Fingerprint(**data[key]) if data[key] else None for key in ("before", "after")}
-    folder = tuple(data["folder"]) if data["folder"] else None
-    return Step(**{**data, **sides, "folder": folder})
+def _step_from_json(data: Any, where: str) -> Step:
+    keys = {"number", "verb", "path", "before", "after", "temp", "folder"}
+    values.keys(data, where, keys, set())
+    if data["verb"] not in _VERBS:
+        raise values.bad(f"{where}.verb", data["verb"], "a verb")
+    path = values.path(data["path"], f"{where}.path")
+    temp = values.optional(values.path, data["temp"], f"{where}.temp")
+    if data["verb"] in FILE_VERBS and (temp is None or not _is_temporary(temp, path)):
+        raise values.bad(f"{where}.temp", temp, "a temporary name beside its path")
+    return Step(
+        values.whole(data["number"], f"{where}.number"),
+        data["verb"],
+        path,
+        values.optional(_fingerprint, data["before"], f"{where}.before"),
+        values.optional(_fingerprint, data["after"], f"{where}.after"),
+        temp if data["verb"] in FILE_VERBS else None,
+        values.optional(_folder, data["folder"], f"{where}.folder"),
+    )
+
+
+def _is_temporary(temp: str, path: str) -> bool:
+    """Whether it is a name that a transaction gives, for what has it is deleted."""
+    folder, name = os.path.split(temp)
+    return folder == os.path.dirname(path) and name.startswith(".") and name.endswith(".tmp")
+
+
+def _fingerprint(data: Any, where: str) -> Fingerprint:
+    entry = values.mapping(data, where)
+    kind = entry.get("kind")
+    if kind == "file":
+        values.keys(entry, where, {"kind", "sha256", "size"}, set())
+        digest, size = values.sha256(entry["sha256"], where), values.whole(entry["size"], f"{where}.size")
+        return Fingerprint("file", digest, size)
+    if kind == "link":
+        values.keys(entry, where, {"kind", "target"}, set())
+        return Fingerprint("link", target=values.link(entry["target"], f"{where}.target"))
+    if kind not in ("dir", "other"):
+        raise values.bad(f"{where}.kind", kind, "a kind of file")
+    values.keys(entry, where, {"kind"}, set())
+    return Fingerprint(kind)
+
+
+def _folder(data: Any, where: str) -> tuple[int, int, int]:
+    listed = values.sequence(data, where)
+    if len(listed) != 3:
+        raise values.bad(where, data, "a mode and two owners")
+    return values.mode(listed[0], where), values.owner(listed[1], where), values.owner(listed[2], where)

@@ -15,12 +15,14 @@ import socket
 import sys
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from patchkit import values
 from patchkit.durable import own_like_root
 from patchkit.errors import HELD, PatchkitError, short
-from patchkit.state import FOLDER, SCHEMA, State, StateFileError, dump_json, load_json, prepare
+from patchkit.foreign import open_own
+from patchkit.state import FOLDER, SCHEMA, State, StateFileError, check_ours, dump_json, load_json, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -107,7 +109,7 @@ class Lease:
         if not self.is_local():
             return self.silence_s() < EXPIRY_S
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_own(self.path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         except PermissionError:
@@ -204,6 +206,7 @@ def new_session() -> str:
 
 def leases(root: str) -> list[Lease]:
     """Every lease of ``root``, alive or not, oldest first."""
+    check_ours(root)
     folder = os.path.join(root, LEASES)
     try:
         names = os.listdir(folder)
@@ -217,14 +220,30 @@ def _load(root: str, path: str) -> Lease | None:
     data = load_json(path)
     if data is None:
         return None  # released between the listing and now
-    del data["schema"]
     try:
-        lease = Lease(**{**data, "root": root, "patches": tuple(data["patches"])})
-    except (KeyError, TypeError) as error:
-        raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
+        lease = _from_json(root, data)
+    except ValueError as error:
+        raise StateFileError(path, f"damaged ({error})") from None
     if lease.path != path:
         raise StateFileError(path, f"is named for another session than {lease.session}")
     return lease
+
+
+def _from_json(root: str, data: dict[str, Any]) -> Lease:
+    keys = {field.name for field in fields(Lease)} - {"root"}
+    values.keys(data, "it", keys, {"schema"})
+    return Lease(
+        session=values.name(data["session"], "session"),
+        root=root,
+        distribution=values.name(data["distribution"], "distribution"),
+        patches=values.names(data["patches"], "patches"),
+        command=values.text(data["command"], "command"),
+        pid=values.process(data["pid"], "pid"),
+        user=values.text(data["user"], "user"),
+        host=values.text(data["host"], "host"),
+        boot_id=values.text(data["boot_id"], "boot_id"),
+        created=values.seconds(data["created"], "created"),
+    )
 
 
 def live(root: str, distribution: str, *, but: str | None = None) -> list[Lease]:

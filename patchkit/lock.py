@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from patchkit.durable import own_like_root
 from patchkit.errors import HELD, PatchkitError
+from patchkit.foreign import ForeignStateError, open_own, read_own
 from patchkit.state import FOLDER, prepare
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def tree_lock(root: str, wait_s: float = 0.0) -> Iterator[None]:
 
     prepare(root)
     path = os.path.join(root, LOCK)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         _require_flock(root, descriptor)
         lock = FileLock(path, timeout=max(wait_s, _PATIENCE_S), mode=0o644, thread_local=False)
@@ -98,8 +99,8 @@ def _require_flock(root: str, descriptor: int) -> None:
 def is_locked(root: str) -> bool:
     """Whether a process is changing ``root`` at this moment; a journal without one was interrupted."""
     try:
-        descriptor = os.open(os.path.join(root, LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+        descriptor = open_own(os.path.join(root, LOCK), os.O_RDONLY)
+    except (OSError, ForeignStateError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -113,6 +114,8 @@ def is_locked(root: str) -> bool:
 def _sign(descriptor: int, who: dict[str, object] | None) -> None:
     """Write who holds the lock, for the others' message. That is a courtesy: a full disk does not stop us."""
     with contextlib.suppress(OSError):
+        if os.fstat(descriptor).st_nlink > 1:
+            return  # of a copy made by hard links, or planted: what else has these bytes is not ours
         os.ftruncate(descriptor, 0)
         if who is not None:
             os.pwrite(descriptor, json.dumps(who).encode("ascii"), 0)
@@ -122,9 +125,8 @@ def holder(root: str) -> str:
     """Who holds the lock, in words."""
     for _ in range(10):
         try:
-            with open(os.path.join(root, LOCK), "rb") as file:
-                who = json.loads(file.read())
+            who = json.loads(read_own(os.path.join(root, LOCK)) or b"")
             return f"process {who['pid']} on {who['host']} ({who['command'][:120]})"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ForeignStateError):
             time.sleep(0.01)  # it has the lock, and signs in this moment
     return "another patchkit process"

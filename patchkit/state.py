@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from patchkit import foreign, values
 from patchkit.durable import fsync_folder, own_like_root, write_all
 from patchkit.errors import INTERRUPTED, REFUSED, PatchkitError
 from patchkit.manifest import FilePin, Manifest, ManifestError
@@ -48,35 +48,22 @@ class UnknownSchemaError(StateFileError):
 def load_json(path: str) -> dict[str, Any] | None:
     """The object at ``path`` with its schema checked; None where there is none."""
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        written = foreign.read_own(path)
+        data = json.loads(written) if written is not None else None
     except (ValueError, RecursionError) as error:
         raise StateFileError(path, f"not valid JSON: {error}") from None
+    if written is None:
+        return None
     if not isinstance(data, dict):
         raise StateFileError(path, "not a JSON object")
     if data.get("schema") != SCHEMA:
-        raise UnknownSchemaError(
-            path, f"schema is {data.get('schema')!r}; this patchkit reads schema {SCHEMA}"
-        )
+        found = values.show(data.get("schema"))
+        raise UnknownSchemaError(path, f"schema is {found}; this patchkit reads schema {SCHEMA}")
     return data
 
 
 def dump_json(data: dict[str, Any]) -> bytes:
     return (json.dumps(data, indent=2, sort_keys=True) + "\n").encode("ascii")
-
-
-class ForeignStateError(PatchkitError):
-    """A ``.patchkit`` that someone else may have planted: what it says must not steer root's hand."""
-
-    code = "foreign-state"
-    exit_code = REFUSED
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f"{path} {reason}", path=path, hint="look into it, then remove it or give it to the root's owner"
-        )
 
 
 def prepare(root: str) -> None:
@@ -92,7 +79,7 @@ def prepare(root: str) -> None:
     ignore = os.path.join(folder, ".gitignore")
     if not os.path.exists(ignore) or os.path.getsize(ignore) == 0:
         # In place, because this comes before the lock: whoever else does it writes the same.
-        descriptor = os.open(ignore, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = foreign.open_own(ignore, os.O_WRONLY | os.O_CREAT)
         try:
             write_all(descriptor, b"*\n")
         finally:
@@ -102,16 +89,7 @@ def prepare(root: str) -> None:
 
 def check_ours(root: str) -> None:
     """Raise ForeignStateError unless ``.patchkit`` is one that this user may believe, or none."""
-    folder = os.path.join(root, FOLDER)
-    try:
-        info = os.lstat(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not stat.S_ISDIR(info.st_mode):
-        raise ForeignStateError(folder, "is a symlink" if stat.S_ISLNK(info.st_mode) else "is not a folder")
-    # Another user's folder is that user's business, unless we are root and would do as it says.
-    if os.geteuid() == 0 and info.st_uid not in (0, os.stat(root).st_uid):
-        raise ForeignStateError(folder, f"belongs to user id {info.st_uid}, who does not own {root}")
+    foreign.check(os.path.join(root, FOLDER), root)
 
 
 def backup_name(path: str, patch: str) -> str:
@@ -128,6 +106,16 @@ class Original:
     mtime_ns: int
     link: str | None = None
     link_mtime_ns: int | None = None
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Original:
+        values.keys(data, where, {"mode", "mtime_ns"}, {"link", "link_mtime_ns"})
+        return cls(
+            values.mode(data["mode"], f"{where}.mode"),
+            values.nanoseconds(data["mtime_ns"], f"{where}.mtime_ns"),
+            values.optional(values.link, data.get("link"), f"{where}.link"),
+            values.optional(values.nanoseconds, data.get("link_mtime_ns"), f"{where}.link_mtime_ns"),
+        )
 
 
 @dataclass(frozen=True)
@@ -177,15 +165,23 @@ class Applied:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], path: str) -> Applied:
+    def from_json(cls, data: Any, where: str) -> Applied:
+        """Read and validate what stands at ``where`` in the file; raises ValueError or ManifestError."""
+        keys = {"manifest", "release", "applied_at", "mtime_ns", "originals", "folders"}
+        values.keys(data, where, keys, {"override"})
+        originals = values.mapping(data["originals"], f"{where}.originals")
+        folders = values.sequence(data["folders"], f"{where}.folders")
         return cls(
-            manifest=Manifest.from_json(json.dumps(data["manifest"]).encode(), name=path),
-            release=data["release"],
-            applied_at=float(data["applied_at"]),
-            mtime_ns=int(data["mtime_ns"]),
-            originals={name: Original(**original) for name, original in data["originals"].items()},
-            folders=tuple(data["folders"]),
-            override=data.get("override"),
+            manifest=Manifest.from_json(json.dumps(data["manifest"]).encode(), name=f"{where}.manifest"),
+            release=values.optional(values.text, data["release"], f"{where}.release"),
+            applied_at=values.seconds(data["applied_at"], f"{where}.applied_at"),
+            mtime_ns=values.nanoseconds(data["mtime_ns"], f"{where}.mtime_ns"),
+            originals={
+                values.path(name, f"{where}.originals"): Original.from_json(one, f"{where}.originals[{name}]")
+                for name, one in originals.items()
+            },
+            folders=tuple(values.path(name, f"{where}.folders") for name in folders),
+            override=values.optional(values.text, data.get("override"), f"{where}.override"),
         )
 
 
@@ -201,6 +197,15 @@ class Kept:
     path: str
     patch: str
     sha256: str
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Kept:
+        values.keys(data, where, {"path", "patch", "sha256"}, set())
+        return cls(
+            values.path(data["path"], f"{where}.path"),
+            values.name(data["patch"], f"{where}.patch"),
+            values.sha256(data["sha256"], f"{where}.sha256"),
+        )
 
 
 @dataclass(frozen=True)
@@ -218,11 +223,21 @@ class State:
         if data is None:
             return cls()
         try:
-            stack = tuple(Applied.from_json(entry, path) for entry in data["stack"])
-            kept = tuple(Kept(**entry) for entry in data["kept"])
-        except (KeyError, TypeError, ValueError, AttributeError, ManifestError) as error:
-            raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
-        return cls(stack, kept)
+            return cls._from_json(data)
+        except (ValueError, RecursionError) as error:
+            raise StateFileError(path, f"damaged ({error})") from None
+        except ManifestError as error:
+            raise StateFileError(path, f"damaged ({error.message})") from None
+
+    @classmethod
+    def _from_json(cls, data: dict[str, Any]) -> State:
+        values.keys(data, "it", {"stack", "kept"})
+        stack = values.sequence(data["stack"], "stack")
+        kept = values.sequence(data["kept"], "kept")
+        found = tuple(Applied.from_json(one, f"stack[{index}]") for index, one in enumerate(stack))
+        if len({applied.patch for applied in found}) != len(found):
+            raise ValueError("stack has a patch twice")
+        return cls(found, tuple(Kept.from_json(one, f"kept[{index}]") for index, one in enumerate(kept)))
 
     def dump(self) -> bytes | None:
         """The bytes of ``state.json``; None when there is nothing to say and the file goes."""

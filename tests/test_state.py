@@ -7,9 +7,9 @@ import os
 
 import pytest
 
+from patchkit.foreign import ForeignStateError
 from patchkit.state import (
     Applied,
-    ForeignStateError,
     Kept,
     Original,
     State,
