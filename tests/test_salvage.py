@@ -179,3 +179,27 @@ def test_an_unreadable_lease_is_set_aside_when_nobody_can_hold_it(site, rooted):
     rooted("recover", "--force")
     assert b"{" in rescued(site)
     rooted("check", "--expect", "p1")
+
+
+@pytest.mark.parametrize("name", ["journal.json", "state.json"])
+def test_a_way_out_that_dies_itself_is_begun_again(site, rooted, name):
+    """Killed at each rename of `recover --force`, which the next one then finishes."""
+    kills = 0
+    for count in range(1, 60):
+        if name == "journal.json":
+            swapped(site, rooted)
+        else:
+            rooted("apply", "p1")
+        held = {path.read_bytes() for path in (site / ".patchkit").glob("undo.*/*")}
+        damage(site, name, b"damaged")
+        died = killed(rooted, "recover", "--force", call="rename", count=count)
+        kills += died
+        done = rooted("recover", "--force", code=None)
+        assert files(site) in (DEMO["1.0"], PATCHED), (count, str(done))
+        assert done.code == 0, (count, str(done))
+        assert {b"damaged", *held} <= rescued(site)
+        rooted("restore", "--verify")
+        assert files(site) == DEMO["1.0"]
+        if not died:
+            break
+    assert kills > 3

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from patchkit.target import Target
     from patchkit.workspace import Workspace
 
+_ACTION = "salvage"  # in the history
+
 
 @dataclass
 class Salvage:
@@ -51,7 +53,11 @@ def salvage_all(workspace: Workspace, holding: Holding) -> list[Salvage]:
 
 
 def _is_wanted(root: str) -> bool:
-    return bool(salvage.unreadable(root) or salvage.second_names(root) or salvage.lost_stack(root))
+    if salvage.unreadable(root) or salvage.second_names(root) or salvage.lost_stack(root):
+        return True
+    # One that died: when it is undone, what it was begun for is there again.
+    journal = Journal.load(root)
+    return journal is not None and journal.history.get("action") == _ACTION
 
 
 def _salvage(workspace: Workspace, root: str, holding: Holding) -> Salvage:
@@ -81,7 +87,7 @@ def _salvage(workspace: Workspace, root: str, holding: Holding) -> Salvage:
             for path in salvage.second_names(root):
                 done.aside[path] = salvage.set_aside(root, path)
                 done.notes.append(f"the second names in {path} were set aside as {done.aside[path]}")
-            entry = record("salvage", [], aside=done.aside, id=uuid.uuid4().hex)
+            entry = record(_ACTION, [], aside=done.aside, id=uuid.uuid4().hex)
             History(root).append(entry)
         except OSError as error:
             raise RecoveryFailedError(error, "cleared up") from error
@@ -115,7 +121,7 @@ def _put_right(workspace: Workspace, root: str, holding: Holding, done: Salvage)
             done.aside[path] = salvage.set_aside(root, path)
             done.notes.append(f"{path}, which was not finished, was set aside as {done.aside[path]}")
         changed = [*plan.files]
-        change.write(target, plan, holding, action="salvage")
+        change.write(target, plan, holding, action=_ACTION)
         done.notes += [*plan.notes, *(f"{path} was put right" for path in changed)]
         candidates = [plan.state]
     done.stack = [applied.patch for applied in candidates[0].stack]
