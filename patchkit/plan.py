@@ -287,6 +287,11 @@ class Plan:
                 stack = tuple(richer if other is heir else other for other in self.state.stack)
                 self.state = replace(self.state, stack=stack)
 
+    def clear(self, path: str) -> None:
+        """Remove what an interrupted change left at ``path``, and the folders that this empties."""
+        self.overlay.entries[path] = None
+        self._old_folders += removal.parents(path)
+
     # the outcome -----------------------------------------------------------------------------
 
     @property

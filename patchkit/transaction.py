@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from patchkit import writable
 from patchkit.durable import fsync_folder, own_like, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, IO_FAILED, REFUSED, PatchkitError
+from patchkit.history import History
 from patchkit.journal import FILE_VERBS, OPEN, Journal, Step
 from patchkit.recovery import (
     RecoveryFailedError,
@@ -177,6 +178,7 @@ def run(
             _swap(tree, journal)
             purge_bytecode(tree, steps)
             _read_back(tree, journal)
+            History(root).announce(entry)
             journal = journal.committed(root)
         except BaseException as error:
             with _held_signals():

@@ -13,6 +13,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from patchkit.errors import IO_FAILED, PatchkitError
+from patchkit.history_head import HEAD
 from patchkit.state import FOLDER, HISTORY
 from patchkit.tree import info
 
@@ -43,7 +44,7 @@ def check(root: str, paths: Iterable[str], metas: Iterable[tuple[str, Meta]] = (
     changed = [os.path.join(root, path) for path in paths]
     own = os.path.join(root, FOLDER)
     folders = {own if os.path.isdir(own) else root, *(os.path.dirname(path) for path in changed)}
-    for path in sorted({*folders, *changed, os.path.join(root, HISTORY)}):
+    for path in sorted({*folders, *changed, *(os.path.join(root, name) for name in (HISTORY, HEAD))}):
         _check_attributes(path)
     for folder in sorted(folders):
         _check_folder(folder)

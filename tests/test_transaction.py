@@ -275,7 +275,10 @@ def test_a_folder_that_becomes_a_symlink_out_of_the_root_at_the_last_moment_is_r
 
 
 @needs_root
-@pytest.mark.parametrize("name", [CORE, "demopkg/old.py", "demopkg", ".patchkit", ".patchkit/history.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [CORE, "demopkg/old.py", "demopkg", ".patchkit", ".patchkit/history.jsonl", ".patchkit/history.head"],
+)
 @pytest.mark.parametrize(("letter", "word"), [("i", "immutable"), ("a", "append-only")])
 def test_an_attribute_that_forbids_the_change_is_named_and_nothing_changes(site, rooted, name, letter, word):
     rooted("apply", "p1")
