@@ -2,9 +2,10 @@
 
 This module knows files, not patches; a backup or ``state.json`` is one more file of the transaction. The
 order is: journal; folders and temporary files beside their destinations; a second name (hard link) in
-``.patchkit/undo.<id>`` for everything that will be replaced; the caller's last check; renames; bytecode away;
-read back; commit mark; history; clean-up. Undoing (``recovery``) is renaming the second names back, which
-restores the very inodes: bytes, mode, owner, times, attributes and hard links, and it needs no disk space.
+``.patchkit/undo.<id>`` for everything that will be replaced; bytecode away; the caller's last check; renames;
+bytecode away again; read back; commit mark; history; clean-up. Undoing (``recovery``) is renaming the second
+names back, which restores the very inodes: bytes, mode, owner, times, attributes and hard links, and it needs
+no disk space.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from patchkit import bytecode
 from patchkit.durable import fsync_folder, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, IO_FAILED, REFUSED, PatchkitError
 from patchkit.journal import FILE_VERBS, OPEN, Journal, Step
@@ -152,13 +154,20 @@ Operation = Put | Link | Remove | Refresh | MakeFolder | RemoveFolder
 
 
 def check_writable(root: str, operations: Sequence[Operation] = ()) -> None:
-    """Raise NotWritableError if a folder that ``operations`` change is plainly closed to this user.
+    """Raise NotWritableError if a folder that ``operations`` change, or that holds bytecode of theirs, is
+    plainly closed to this user; UnsafePathError if such a cache is a link out of the root.
 
     Only so that this is said before anything is begun, and by a dry run; the system decides in the end.
     """
     folders = {os.path.dirname(os.path.join(root, operation.path)) for operation in operations}
     own = os.path.join(root, FOLDER)
-    for folder in sorted({own if os.path.isdir(own) else root, *folders}):
+    tree, sources = Tree(root), [operation.path for operation in operations]
+    bytecode.check_inside(tree, sources)
+    try:
+        caches = {os.path.dirname(path) for path in bytecode.cached(tree, sources)}
+    except PermissionError as error:
+        caches = {os.fsdecode(error.filename)}
+    for folder in sorted({own if os.path.isdir(own) else root, *folders, *caches}):
         if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
             if os.statvfs(folder).f_flag & os.ST_RDONLY:
                 raise NotWritableError(folder, "is on a read-only file system", "remount it for writing")
@@ -166,7 +175,8 @@ def check_writable(root: str, operations: Sequence[Operation] = ()) -> None:
             raise NotWritableError(
                 folder,
                 f"belongs to user id {owner} and is closed to user id {os.geteuid()}",
-                "run as its owner",
+                "run as its owner"
+                + (", or have it removed: it holds mere bytecode" if folder in caches - folders else ""),
             )
 
 
@@ -196,9 +206,10 @@ def run(
             journal.write(root)
             _stage(tree, steps, operations)
             _keep(tree, journal)
+            _purge(tree, steps)  # bytecode that cannot be removed is found while nothing is changed
             before_change()
             _swap(tree, journal)
-            purge_bytecode(tree, steps)
+            _purge(tree, steps)  # what was compiled meanwhile
             _read_back(tree, journal)
             journal = journal.committed(root)
         except BaseException as error:
@@ -350,6 +361,7 @@ def _keep(tree: Tree, journal: Journal) -> None:
 
 def _swap(tree: Tree, journal: Journal) -> None:
     folders = set()
+    removed: list[Step] = []
     for step in journal.steps:
         if step.verb == "refresh":
             continue
@@ -361,11 +373,19 @@ def _swap(tree: Tree, journal: Journal) -> None:
         elif step.verb == "remove" and step.before is not None:
             _check_untouched(tree, journal, step, path)
             os.unlink(path)
-            purge_bytecode(tree, [step])  # now, so that a folder that held nothing else is empty
+            removed.append(step)
         elif step.verb == "rmdir" and step.folder is not None:
+            if removed:
+                _purge(tree, journal.steps)  # now, so that a folder that held nothing else is empty
+                removed.clear()
             remove_empty(path)
     for folder in sorted(folders):
         fsync_folder(folder)
+
+
+def _purge(tree: Tree, steps: Sequence[Step]) -> None:
+    for error in purge_bytecode(tree, steps):
+        raise error
 
 
 def _replace(tree: Tree, journal: Journal, step: Step, path: str) -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from patchkit import bytecode
+from patchkit.journal import Journal
+from patchkit.recovery import recover
+from patchkit.tree import Tree
 from tests import support
-from tests.support import Kit, Venv
+from tests.support import DEMO, P1, Done, Kit, Venv, files, patched, snapshot
 
 CORE = "demopkg/core.py"
 ASK = "import demopkg.core as c; print(c.answer())"
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners and chattr need root")
 
 INTERPRETERS = [
     str(path)
@@ -121,12 +128,220 @@ def test_every_tag_and_level_and_the_half_written_ones_are_found(tmp_path):
         "core.cpython-39.pyc", "core.cpython-313.opt-1.pyc", "core.cpython-313.opt-2.pyc", "core.pypy310.pyc",
         "core.cpython-311.pyc.140213",
     ]  # fmt: skip
-    others = ["core2.cpython-39.pyc", "notcore.cpython-39.pyc", "core.txt"]
+    others = [
+        "core2.cpython-39.pyc", "notcore.cpython-39.pyc", "core.txt", "core.pyc-notes.txt",
+        "core.cpython-39.pyc.orig", "core.pyc", "core.one.cpython-39.pyc",
+    ]  # fmt: skip
     for name in (*ours, *others):
         (cache / name).write_bytes(b"")
-    bytecode.purge(str(tmp_path / "core.py"))
+    assert bytecode.purge(Tree(str(tmp_path)), ["core.py"]) == []
     assert sorted(path.name for path in cache.iterdir()) == sorted(others)
 
 
 def test_a_file_that_is_no_module_has_no_bytecode(tmp_path):
-    assert bytecode.cached(str(tmp_path / "data.txt")) == []
+    (tmp_path / "data.pyc").touch()
+    assert bytecode.cached(Tree(str(tmp_path)), ["data.txt"]) == []
+
+
+def test_a_cache_prefix_is_cleaned_under_every_path_that_leads_to_the_tree(
+    venv, patches, tmp_path, monkeypatch
+):
+    """CPython mirrors the path as it was told it, links and all."""
+    (tmp_path / "link").symlink_to(venv.prefix)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "lib").symlink_to(venv.site.parent)
+    through = tmp_path / "link" / "bin" / "python"
+    prefix = str(tmp_path / "cache")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", prefix)
+    kit = kit_of(venv, patches)
+    far = tmp_path / "far" / "lib" / "site-packages"
+    for python, path in (
+        (through, "demopkg"),
+        (venv.python, "demopkg"),
+        (venv.python, f"{far}/demopkg"),
+    ):
+        ask = ASK if path == "demopkg" else f"import sys; sys.path.insert(0, {str(far)!r}); {ASK}"
+        unchecked = (
+            f"import py_compile; {ask}\n"
+            "py_compile.compile(c.__file__, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+        )
+        one = Venv(python.parent.parent, venv.cache)
+        for command, answer in ((("apply", "p1"), "BBB"), (("restore",), "AAA")):
+            one.run(unchecked, PYTHONPYCACHEPREFIX=prefix)
+            kit(*command)
+            assert one.run(ask, PYTHONPYCACHEPREFIX=prefix) == answer, (python, path)
+    assert not [
+        path for path in Path(prefix).rglob("core.*.pyc") if "demopkg" in str(path) and "p1" in str(path)
+    ]
+
+
+def test_a_cache_prefix_that_mirrors_folders_which_we_may_not_see_is_cleaned(
+    site, patches, tmp_path, monkeypatch
+):
+    mirror = tmp_path / "cache"
+    for path in ("gone/away", str(site / "demopkg").lstrip("/")):
+        (mirror / path).mkdir(parents=True)
+        (mirror / path / "core.cpython-311.pyc").touch()
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(mirror))
+    Kit(["--root", str(site), "--patches", str(patches)])("apply", "p1")
+    assert [path.parent.name for path in mirror.rglob("*.pyc")] == ["away"]
+
+
+def test_a_deleted_module_does_not_live_on_as_bytecode_beside_it(venv, kit):
+    compile_all = f"import compileall; compileall.compile_dir({str(venv.site)!r}, quiet=2, legacy=True)"
+    can_import = "import importlib.util as u; print([u.find_spec(n) is not None for n in {!r}])"
+    names = ["demopkg.core", "demopkg.old", "demopkg.util"]
+    venv.run(compile_all)
+    kit("apply", "p1")
+    assert venv.run(can_import.format(names)) == "[True, False, True]"
+    assert (venv.site / "demopkg/util.pyc").exists()
+    venv.run(compile_all)
+    kit("restore")
+    assert not (venv.site / "demopkg/extra").exists()
+    assert venv.run(can_import.format(names)) == "[True, True, True]"
+    assert venv.run(ASK) == "AAA"
+
+
+def test_a_deletion_that_is_adopted_takes_the_bytecode_beside_it(site, rooted):
+    rooted("apply", "p1")
+    for own in ("state.json", "history.jsonl"):
+        (site / ".patchkit" / own).unlink()
+    (site / "demopkg/old.pyc").touch()
+    assert "adopted" in rooted("apply", "p1").out
+    assert not (site / "demopkg/old.pyc").exists()
+
+
+def test_bytecode_that_the_patch_itself_brings_is_a_file_as_any_other(site, rooted, patches):
+    before = {**DEMO["1.0"], "demopkg/core.pyc": b"theirs\0"}
+    (site / "demopkg/core.pyc").write_bytes(before["demopkg/core.pyc"])
+    support.write_patch(patches, "both", before, {CORE: b"new = 1\n", "demopkg/core.pyc": b"ours\0"})
+    pristine = snapshot(site)
+    rooted("apply", "both")
+    assert (site / "demopkg/core.pyc").read_bytes() == b"ours\0"
+    rooted("restore", "--verify")
+    assert snapshot(site) == pristine
+
+
+def test_a_cache_that_is_a_link_out_of_the_root_is_refused_and_not_touched(site, rooted, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "core.cpython-311.pyc").write_bytes(b"someone's")
+    (site / "demopkg/__pycache__").symlink_to(elsewhere)
+    before = snapshot(site)
+    for more in ((), ("-n",)):
+        done = rooted("apply", "p1", *more, code=4)
+        assert "a folder symlink leads out of the root" in done.err
+        assert snapshot(site) == before
+    assert (elsewhere / "core.cpython-311.pyc").read_bytes() == b"someone's"
+    assert bytecode.purge(Tree(str(site)), [CORE]) == []
+    assert (elsewhere / "core.cpython-311.pyc").read_bytes() == b"someone's"
+
+
+# -- bytecode that cannot be removed --------------------------------------------------------------
+
+
+@pytest.fixture
+def theirs(site):
+    """The tree belongs to user 65534; every folder above it is open."""
+    for top in (site, *site.parents):
+        if top == Path("/tmp"):
+            break
+        top.chmod(top.stat().st_mode | 0o055)
+    for path in (site, *site.rglob("*")):
+        os.chown(path, 65534, 65534)
+    return site
+
+
+def root_s_cache(folder, stem="core"):
+    folder.mkdir(parents=True)
+    (folder / f"{stem}.cpython-311.pyc").write_bytes(b"root's")
+    return folder
+
+
+@needs_root
+@pytest.mark.parametrize("place", ["__pycache__", "closed", "prefix"])
+def test_another_user_s_bytecode_is_a_clear_error_before_anything_changes(
+    theirs, rooted, tmp_path, monkeypatch, place
+):
+    def litter():
+        if place == "prefix":
+            monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "cache"))
+            return root_s_cache(tmp_path / "cache" / str(theirs / "demopkg").lstrip("/"))
+        folder = root_s_cache(theirs / "demopkg/__pycache__")
+        folder.chmod(0o700 if place == "closed" else 0o755)
+        return folder
+
+    def run(*command):
+        return support.as_user(65534, lambda: rooted(*command, code=None))
+
+    for command in (("apply", "p1"), ("restore",)):
+        before = snapshot(theirs)
+        cache = litter()
+        for more in ((), ("-n",)):
+            done = run(*command, *more)
+            assert done.code == 6, done
+            assert (
+                f"{cache} belongs to user id 0 and is closed to user id 65534; nothing was changed"
+                in done.err
+            )
+            assert "mere bytecode" in done.err
+            assert snapshot(theirs) == before
+        assert (cache / "core.cpython-311.pyc").read_bytes() == b"root's"
+        shutil.rmtree(cache)
+        assert run(*command).code == 0
+    assert files(theirs) == DEMO["1.0"]
+
+
+@needs_root
+def test_bytecode_that_the_system_does_not_give_up_stops_the_change_and_not_its_undo(site, rooted):
+    (site / "demopkg/__pycache__").mkdir()
+    for command in (("apply", "p1"), ("restore",)):
+        pyc = site / "demopkg/__pycache__/core.cpython-311.pyc"
+        pyc.touch()
+        if subprocess.run(["chattr", "+i", pyc], check=False).returncode:
+            pytest.skip("the file system has no immutable files")
+        before = snapshot(site)
+        try:
+            done = rooted(*command, code=6)
+            assert "core.cpython-311.pyc: Operation not permitted; nothing was changed" in done.err
+            assert snapshot(site) == before
+            assert Journal.load(str(site)) is None
+        finally:
+            subprocess.run(["chattr", "-i", pyc], check=True)
+        rooted(*command)
+    assert files(site) == DEMO["1.0"]
+
+
+@needs_root
+@pytest.mark.parametrize("phase", ["open", "committed"])
+def test_recovery_is_not_stopped_by_bytecode_and_names_it(theirs, rooted, phase):
+    def die():
+        """After the commit mark, or after the second removal of bytecode, the one before it."""
+        place, name = (Journal, "committed") if phase == "committed" else (bytecode, "purge")
+        own, calls = getattr(place, name), []
+
+        def dying(*arguments, **more):
+            own(*arguments, **more)
+            calls.append(name)
+            if calls in (["committed"], ["purge", "purge"]):
+                os._exit(9)
+            return []
+
+        setattr(place, name, dying)
+        rooted("apply", "p1")
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            die()
+        finally:
+            os._exit(1)
+    os.waitpid(pid, 0)
+    assert Journal.load(str(theirs)) is not None
+    pyc = root_s_cache(theirs / "demopkg/__pycache__") / "core.cpython-311.pyc"
+    done = support.as_user(65534, lambda: Done(0, recover(str(theirs)).sentence(), ""))
+    assert f"remove this bytecode, which may be of the other version: {pyc}" in done.out
+    assert files(theirs) == (patched(DEMO["1.0"], P1, "p1") if phase == "committed" else DEMO["1.0"])
+    assert Journal.load(str(theirs)) is None
