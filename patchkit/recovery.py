@@ -57,9 +57,10 @@ class Recovery:
         text = f"{self.outcome} an interrupted {self.action} of {', '.join(self.patches) or 'nothing'}"
         if self.left:
             text += f"; left alone, because something else changed them: {', '.join(self.left)}"
-        if self.stale:
-            text += f"; remove this bytecode, which may be of the other version: {', '.join(self.stale)}"
-        return text
+        return f"{text}; {self.stale_advice()}" if self.stale else text
+
+    def stale_advice(self) -> str:
+        return f"remove this bytecode, which may be of the other version: {', '.join(self.stale)}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -121,8 +122,13 @@ def purge_bytecode(tree: Tree, steps: Sequence[Step]) -> list[OSError]:
     """Remove the bytecode of every module of ``steps``; returns what the system refused. It is raised before
     the commit mark, but neither an undo nor the rest of a finished change may be stopped by a mere cache.
     """
-    sources = [step.path for step in steps if step.verb in (*FILE_VERBS, "refresh")]
-    return bytecode.purge(tree, sources, keep=[path for path in sources if path.endswith(".pyc")])
+    files = [step for step in steps if step.verb in (*FILE_VERBS, "refresh")]
+    return bytecode.purge(
+        tree,
+        [step.path for step in files],
+        going=[step.path for step in files if step.after is None],
+        keep=[step.path for step in files if step.path.endswith((".pyc", ".pyo"))],
+    )
 
 
 def _names(refused: Sequence[OSError]) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from patchkit import bytecode
-from patchkit.durable import fsync_folder, own_like_root, write_new
+from patchkit import writable
+from patchkit.durable import fsync_folder, own_like, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, IO_FAILED, REFUSED, PatchkitError
 from patchkit.journal import FILE_VERBS, OPEN, Journal, Step
 from patchkit.recovery import (
@@ -34,12 +34,13 @@ from patchkit.recovery import (
     recover,
     remove_empty,
 )
-from patchkit.state import FOLDER
 from patchkit.tree import Fingerprint, Meta, Tree, fingerprint, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
+
+    from patchkit.recovery import Recovery
 
 
 class TransactionFailedError(PatchkitError):
@@ -55,16 +56,6 @@ class TransactionFailedError(PatchkitError):
             path=path,
             hint="nothing was changed; every file is as it was before",
         )
-
-
-class NotWritableError(PatchkitError):
-    """A folder that would have to be changed cannot be."""
-
-    code = "not-writable"
-    exit_code = IO_FAILED
-
-    def __init__(self, folder: str, reason: str, hint: str) -> None:
-        super().__init__(f"{folder} {reason}", path=folder, hint=f"nothing was changed; {hint}")
 
 
 class ChangedMeanwhileError(PatchkitError):
@@ -154,30 +145,15 @@ Operation = Put | Link | Remove | Refresh | MakeFolder | RemoveFolder
 
 
 def check_writable(root: str, operations: Sequence[Operation] = ()) -> None:
-    """Raise NotWritableError if a folder that ``operations`` change, or that holds bytecode of theirs, is
-    plainly closed to this user; UnsafePathError if such a cache is a link out of the root.
-
-    Only so that this is said before anything is begun, and by a dry run; the system decides in the end.
+    """Raise NotWritableError if ``operations`` plainly cannot be made, UnsafePathError if the bytecode of a
+    module of theirs lies behind a link out of the root; a dry run asks this, too.
     """
-    folders = {os.path.dirname(os.path.join(root, operation.path)) for operation in operations}
-    own = os.path.join(root, FOLDER)
-    tree, sources = Tree(root), [operation.path for operation in operations]
-    bytecode.check_inside(tree, sources)
-    try:
-        caches = {os.path.dirname(path) for path in bytecode.cached(tree, sources)}
-    except PermissionError as error:
-        caches = {os.fsdecode(error.filename)}
-    for folder in sorted({own if os.path.isdir(own) else root, *folders, *caches}):
-        if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
-            if os.statvfs(folder).f_flag & os.ST_RDONLY:
-                raise NotWritableError(folder, "is on a read-only file system", "remount it for writing")
-            owner = os.stat(folder).st_uid
-            raise NotWritableError(
-                folder,
-                f"belongs to user id {owner} and is closed to user id {os.geteuid()}",
-                "run as its owner"
-                + (", or have it removed: it holds mere bytecode" if folder in caches - folders else ""),
-            )
+    writable.check(
+        root,
+        [operation.path for operation in operations],
+        metas=[(one.path, one.meta) for one in operations if isinstance(one, Put)],
+        going=[one.path for one in operations if isinstance(one, Remove)],
+    )
 
 
 def run(
@@ -201,6 +177,7 @@ def run(
     for step in steps:
         if expected is not None and step.path in expected and step.before != expected[step.path]:
             raise ChangedMeanwhileError(step.path)
+    swapping = False
     with _interruptible():
         try:
             journal.write(root)
@@ -208,19 +185,25 @@ def run(
             _keep(tree, journal)
             _purge(tree, steps)  # bytecode that cannot be removed is found while nothing is changed
             before_change()
+            swapping = True
             _swap(tree, journal)
             _purge(tree, steps)  # what was compiled meanwhile
             _read_back(tree, journal)
             journal = journal.committed(root)
         except BaseException as error:
             with _held_signals():
-                finished = _settle(root)
+                recovery = _settle(root)
             # A commit mark that reached the disk stands, whatever the call that wrote it said.
-            if not (finished and isinstance(error, OSError)):
-                if isinstance(error, OSError):
-                    raise TransactionFailedError(error, _relative(root, error.filename)) from error
-                raise
-            return
+            if recovery is not None and recovery.outcome == "finished" and isinstance(error, OSError):
+                return
+            told = error
+            if isinstance(error, OSError):
+                told = TransactionFailedError(error, _relative(root, error.filename))
+            if swapping and recovery is not None and recovery.stale and isinstance(told, PatchkitError):
+                told.hint = "; ".join(filter(None, (told.hint, recovery.stale_advice())))
+            if told is not error:
+                raise told from error
+            raise
     with _held_signals():
         try:
             finish(tree, journal)
@@ -228,15 +211,14 @@ def run(
             raise UnfinishedError(error, _relative(root, error.filename)) from error
 
 
-def _settle(root: str) -> bool:
-    """Undo, or finish what is committed; True for the latter."""
+def _settle(root: str) -> Recovery | None:
+    """Undo, or finish what is committed; None where nothing was begun."""
     try:
         if Journal.load(root) is None:
-            return False
+            return None
     except OSError as error:
         raise RecoveryFailedError(error, "undone") from error
-    recovery = recover(root)
-    return recovery is not None and recovery.outcome == "finished"
+    return recover(root)
 
 
 class _TerminatedError(KeyboardInterrupt):
@@ -325,6 +307,8 @@ def _stage(tree: Tree, steps: Sequence[Step], operations: Sequence[Operation]) -
             temp = tree.path(step.temp or "")
             os.symlink(operation.target, temp)
             os.utime(temp, ns=(operation.mtime_ns, operation.mtime_ns), follow_symlinks=False)
+            if os.geteuid() == 0:
+                own_like(tree.path(step.path) if step.before is not None else tree.root, temp)
 
 
 def _make_folder(tree: Tree, path: str) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from patchkit import bytecode
+from patchkit import bytecode, transaction
+from patchkit.history import record
 from patchkit.journal import Journal
 from patchkit.recovery import recover
-from patchkit.tree import Tree
+from patchkit.state import prepare
+from patchkit.tree import Meta, Tree
 from tests import support
 from tests.support import DEMO, P1, Done, Kit, Venv, files, patched, snapshot
 
@@ -127,10 +130,11 @@ def test_every_tag_and_level_and_the_half_written_ones_are_found(tmp_path):
     ours = [
         "core.cpython-39.pyc", "core.cpython-313.opt-1.pyc", "core.cpython-313.opt-2.pyc", "core.pypy310.pyc",
         "core.cpython-311.pyc.140213",
+        "core.cpython-311-pytest-8.3.4.pyc", "core.cpython-311-pytest-8.3.4.pyo",
     ]  # fmt: skip
     others = [
         "core2.cpython-39.pyc", "notcore.cpython-39.pyc", "core.txt", "core.pyc-notes.txt",
-        "core.cpython-39.pyc.orig", "core.pyc", "core.one.cpython-39.pyc",
+        "core.cpython-39.pyc.orig", "core.pyc", "core.one.cpython-39.pyc", "core.one.cpython-39-pytest-8.3.4.pyc",
     ]  # fmt: skip
     for name in (*ours, *others):
         (cache / name).write_bytes(b"")
@@ -140,7 +144,7 @@ def test_every_tag_and_level_and_the_half_written_ones_are_found(tmp_path):
 
 def test_a_file_that_is_no_module_has_no_bytecode(tmp_path):
     (tmp_path / "data.pyc").touch()
-    assert bytecode.cached(Tree(str(tmp_path)), ["data.txt"]) == []
+    assert bytecode.find(Tree(str(tmp_path)), ["data.txt"]) == ([], [])
 
 
 def test_a_cache_prefix_is_cleaned_under_every_path_that_leads_to_the_tree(
@@ -211,6 +215,28 @@ def test_a_deletion_that_is_adopted_takes_the_bytecode_beside_it(site, rooted):
     assert not (site / "demopkg/old.pyc").exists()
 
 
+def test_bytecode_that_the_wheel_brought_beside_a_source_stays(tmp_path, patches):
+    shipped = {**DEMO["1.0"], "demopkg/core.pyc": b"as built"}
+    made = Venv.create(tmp_path / "venv")
+    made.uv("install", support.build_wheel(tmp_path, "1.0", shipped))
+    kit = kit_of(made, patches)
+    kit("apply", "p1")
+    assert (made.site / "demopkg/core.pyc").read_bytes() == b"as built"
+    kit("restore", "--verify")
+
+
+def test_what_pytest_compiled_is_no_stranger_and_goes(venv, kit):
+    """It keeps bytecode of its own for the modules that it rewrites."""
+    cache = venv.site / "demopkg/__pycache__"
+    cache.mkdir(exist_ok=True)
+    for stem in ("core", "util"):
+        (cache / f"{stem}.cpython-311-pytest-8.3.4.pyc").touch()
+    kit("check")
+    kit("apply", "p1")
+    assert [path.name for path in cache.glob("*-pytest-*")] == ["util.cpython-311-pytest-8.3.4.pyc"]
+    kit("restore", "--verify")
+
+
 def test_bytecode_that_the_patch_itself_brings_is_a_file_as_any_other(site, rooted, patches):
     before = {**DEMO["1.0"], "demopkg/core.pyc": b"theirs\0"}
     (site / "demopkg/core.pyc").write_bytes(before["demopkg/core.pyc"])
@@ -233,7 +259,8 @@ def test_a_cache_that_is_a_link_out_of_the_root_is_refused_and_not_touched(site,
         assert "a folder symlink leads out of the root" in done.err
         assert snapshot(site) == before
     assert (elsewhere / "core.cpython-311.pyc").read_bytes() == b"someone's"
-    assert bytecode.purge(Tree(str(site)), [CORE]) == []
+    (refused,) = bytecode.purge(Tree(str(site)), [CORE])
+    assert refused.filename == str(site / "demopkg/__pycache__")
     assert (elsewhere / "core.cpython-311.pyc").read_bytes() == b"someone's"
 
 
@@ -253,7 +280,7 @@ def theirs(site):
 
 
 def root_s_cache(folder, stem="core"):
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}.cpython-311.pyc").write_bytes(b"root's")
     return folder
 
@@ -293,23 +320,124 @@ def test_another_user_s_bytecode_is_a_clear_error_before_anything_changes(
 
 
 @needs_root
-def test_bytecode_that_the_system_does_not_give_up_stops_the_change_and_not_its_undo(site, rooted):
+@pytest.mark.parametrize("name", ["__pycache__/core.cpython-311.pyc", "__pycache__", "old.pyc"])
+def test_immutable_bytecode_is_named_before_anything_changes(site, rooted, name):
     (site / "demopkg/__pycache__").mkdir()
     for command in (("apply", "p1"), ("restore",)):
-        pyc = site / "demopkg/__pycache__/core.cpython-311.pyc"
-        pyc.touch()
-        if subprocess.run(["chattr", "+i", pyc], check=False).returncode:
+        (site / "demopkg/__pycache__/core.cpython-311.pyc").touch()
+        if name == "old.pyc" and command[0] == "restore":
+            continue  # then old.py comes back, and old.pyc may stay
+        target = site / "demopkg" / name
+        target.touch()
+        if subprocess.run(["chattr", "+i", target], check=False).returncode:
             pytest.skip("the file system has no immutable files")
         before = snapshot(site)
         try:
-            done = rooted(*command, code=6)
-            assert "core.cpython-311.pyc: Operation not permitted; nothing was changed" in done.err
-            assert snapshot(site) == before
-            assert Journal.load(str(site)) is None
+            for more in ((), ("-n",)):
+                done = rooted(*command, *more, code=6)
+                assert f"{name} is immutable; nothing was changed; 'chattr -i' it first" in done.err
+                assert done.err.count("\n") == 1
+                assert snapshot(site) == before
         finally:
-            subprocess.run(["chattr", "-i", pyc], check=True)
+            subprocess.run(["chattr", "-i", target], check=True)
         rooted(*command)
-    assert files(site) == DEMO["1.0"]
+
+
+@needs_root
+def test_bytecode_that_only_the_system_refuses_stops_the_change_before_it_begins(theirs, rooted):
+    """In a sticky folder, which is open to all, each may remove only what is theirs."""
+    cache = root_s_cache(theirs / "demopkg/__pycache__")
+    cache.chmod(0o1777)
+    before = snapshot(theirs)
+    done = support.as_user(65534, lambda: rooted("apply", "p1", code=None))
+    assert done.code == 6
+    assert "core.cpython-311.pyc: Operation not permitted; nothing was changed" in done.err
+    assert "remove this bytecode" not in done.err  # it is of the version that is there
+    assert snapshot(theirs) == before
+    assert Journal.load(str(theirs)) is None
+
+
+@needs_root
+def test_an_undo_goes_on_past_bytecode_and_the_error_names_it(site):
+    """It came after the last check: the change is undone, and what it left is said."""
+    cache = site / "demopkg/__pycache__"
+    before = files(site)
+
+    def compiled_meanwhile():
+        for stem in ("core", "util"):
+            root_s_cache(cache, stem)
+        if subprocess.run(["chattr", "+i", cache / "core.cpython-311.pyc"], check=False).returncode:
+            pytest.skip("the file system has no immutable files")
+
+    operations = [
+        transaction.Put(path, b"new", Meta.of(str(site / path))) for path in (CORE, "demopkg/util.py")
+    ]
+    prepare(str(site))
+    entry = record("apply", [], mtime_ns=0, distribution="demopkg")
+    try:
+        with pytest.raises(transaction.TransactionFailedError) as caught:
+            transaction.run(str(site), operations, entry, before_change=compiled_meanwhile)
+        advice = "remove this bytecode, which may be of the other version"
+        assert f"every file is as it was before; {advice}: {cache}/core.cpython-311.pyc" in str(caught.value)
+        assert files(site) == before
+        assert [path.name for path in cache.iterdir()] == ["core.cpython-311.pyc"]
+        assert Journal.load(str(site)) is None
+    finally:
+        subprocess.run(["chattr", "-i", cache / "core.cpython-311.pyc"], check=True)
+
+
+@needs_root
+def test_a_cache_that_is_closed_does_not_keep_the_others_from_being_cleaned(theirs):
+    closed = root_s_cache(theirs / "demopkg/__pycache__")
+    closed.chmod(0o700)
+    beside = theirs / "other/__pycache__/more.cpython-311.pyc"
+    beside.parent.mkdir(parents=True)
+    beside.touch()
+    for path in (beside, *beside.parents[:2]):
+        os.chown(path, 65534, 65534)
+    (theirs / "other/more.py").touch()
+
+    def purge():
+        (refused,) = bytecode.purge(Tree(str(theirs)), [CORE, "other/more.py"])
+        return Done(0, refused.filename, "")
+
+    assert support.as_user(65534, purge).out == str(closed)
+    assert not beside.exists()
+
+
+@pytest.mark.parametrize("call", ["newfstatat", "fsync"])
+def test_what_could_not_be_removed_is_named_and_never_a_source_or_its_folder(site, tmp_path, call):
+    """The user is told to remove it."""
+    (site / "demopkg/old.pyc").touch()
+    (site / "demopkg/old.py").unlink()
+    watched = site / "demopkg" / ("old.py" if call == "newfstatat" else "")
+    strace = ["strace", "-f", "-qqq", "-o", str(tmp_path / "strace"), "-P", str(watched).rstrip("/")]
+    strace += ["-e", f"trace={call}", "-e", f"inject={call}:error=EIO"]
+    code = (
+        "from patchkit import bytecode; from patchkit.tree import Tree\n"
+        f"print([one.filename for one in bytecode.purge(Tree({str(site)!r}), ['demopkg/old.py'])])"
+    )
+    done = subprocess.run([*strace, sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "INJECTED" in (tmp_path / "strace").read_text()
+    assert done.stdout.strip() == str([str(site / "demopkg/old.pyc")])
+
+
+@needs_root
+def test_a_mirror_that_is_closed_and_reached_by_a_link_is_named(theirs, rooted, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(theirs)
+    mirror = tmp_path / "cache" / str(tmp_path / "link").lstrip("/")
+    root_s_cache(mirror / "demopkg")
+    mirror.chmod(0o700)
+    strange = tmp_path / "cache/root"  # stands for a folder that has nothing to do with the tree
+    strange.mkdir()
+    strange.chmod(0o700)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "cache"))
+    done = support.as_user(65534, lambda: rooted("apply", "p1", code=None))
+    assert done.code == 6
+    assert f"{mirror} belongs to user id 0 and is closed to user id 65534; nothing was changed" in done.err
+    assert str(strange) not in done.err
+    shutil.rmtree(mirror)
+    assert support.as_user(65534, lambda: rooted("apply", "p1", code=None)).code == 0
 
 
 @needs_root
