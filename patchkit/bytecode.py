@@ -1,6 +1,6 @@
 """Stale bytecode. CPython trusts a ``.pyc`` whose recorded second and size match its source, an
 ``unchecked-hash`` one always (cpython #75953, #121376), and one beside a source that is not there any more
-(``compileall -b``); so every one of a touched module goes.
+(``compileall -b``); so whatever of a touched module could run goes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ def stem_of(name: str) -> str | None:
 def check_inside(tree: Tree, sources: Iterable[str]) -> None:
     """Raise UnsafePathError if the cache of a module among ``sources`` is a link out of the root."""
     for source in _modules(sources):
-        _cache_of(tree, source)
+        try:
+            _cache_of(tree, source)
+        except UnsafePathError as error:
+            error.hint = "nothing was changed; remove this link, which leads to mere bytecode"
+            raise
 
 
 def find(tree: Tree, sources: Iterable[str], going: Collection[str] = ()) -> tuple[list[str], list[OSError]]:
