@@ -20,7 +20,7 @@ from patchkit.state import APPLIED, STATE, Applied, Kept, Original, State, backu
 from patchkit.transaction import MakeFolder, Operation, Put, Refresh, Remove, RemoveFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from patchkit.catalog import Catalog, Patch, Variant
     from patchkit.diff import Content, Diff
@@ -52,7 +52,7 @@ class CoveredError(PatchkitError):
     def __init__(self, patch: str, above: list[str]) -> None:
         super().__init__(
             f"'{patch}' lies below {', '.join(repr(name) for name in above)}, which changes the same files",
-            hint=f"restore {' '.join(above)} first or with it, or use --all",
+            hint=f"restore {' '.join(above)} first, or name them after it",
         )
 
 
@@ -109,15 +109,18 @@ class Plan:
 
     # applying --------------------------------------------------------------------------------
 
-    def apply(self, patch: Patch) -> None:
-        """Put ``patch`` on top; a no-op when it is there already, an update when its diff changed."""
+    def apply(self, patch: Patch, later: Collection[str] = ()) -> None:
+        """Put ``patch`` on top; a no-op when it is there already, an update when its diff changed.
+
+        ``later`` names the patches that the caller applies after it: those may come off for an update.
+        """
         old = self.state.find(patch.name)
         if old is None:
             self._put_on(patch)
         elif removal.installed_over(self, old):
             self._apply_again(patch, old)
         else:
-            self._update(patch, old)
+            self._update(patch, old, later)
 
     def _apply_again(self, patch: Patch, old: Applied) -> None:
         """An installer replaced the files: what is left of the old patch goes, and it is put on anew."""
@@ -132,11 +135,16 @@ class Plan:
         except PatchkitError as error:
             raise ManyErrors([InstalledOverError(old, self.target.label), error]) from error
 
-    def _update(self, patch: Patch, old: Applied) -> None:
+    def _update(self, patch: Patch, old: Applied, later: Collection[str]) -> None:
         below = list(self.state.stack[: self.state.stack.index(old)])
         variant = selection.choose(patch, self.target, below, self._before(old))
         if variant.manifest.diff_sha256 != old.manifest.diff_sha256:
-            self.restore(old)
+            lying = self._lying_on(old)
+            above = [other.patch for other in lying if other.patch not in later]
+            if above:
+                raise CoveredError(old.patch, above)
+            for other in [*lying[::-1], old]:
+                self.restore(other)
             self._put_on(patch)
             self.notes.append(f"'{patch.name}' was applied in an earlier version, which it replaces")
             return
@@ -146,6 +154,14 @@ class Plan:
         if drifted:
             raise ManyErrors([DriftedError(path, patch.name) for path in drifted])
         self.notes.append(f"'{patch.name}' is already applied")
+
+    def _lying_on(self, applied: Applied) -> list[Applied]:
+        """The patches that must come off before ``applied``: those on it, and those on them; bottom first."""
+        found = [applied]
+        for other in self.state.stack[self.state.stack.index(applied) + 1 :]:
+            if any(other in self.state.above(one) for one in found):
+                found.append(other)
+        return found[1:]
 
     def _differs(self, path: str, sha256: str | None) -> bool:
         found = self.overlay.tree.digest(path)

@@ -56,8 +56,8 @@ def apply(workspace: Workspace, names: Sequence[str], *, holding: Holding, dry_r
     target = workspace.target_of(patches)
 
     def decide(plan: Plan) -> None:
-        for patch in patches:
-            plan.apply(patch)
+        for place, patch in enumerate(patches, start=1):
+            plan.apply(patch, later=[other.name for other in patches[place:]])
 
     return _change(workspace, target, decide, holding=holding, dry_run=dry_run)
 
