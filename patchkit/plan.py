@@ -18,9 +18,10 @@ from patchkit.overlay import File, Overlay, fresh_mtime_ns
 from patchkit.removal import DriftedError
 from patchkit.state import APPLIED, STATE, Applied, Kept, Original, State, backup_name
 from patchkit.transaction import MakeFolder, Operation, Put, Refresh, Remove, RemoveFolder
+from patchkit.tree import innermost_first, parents
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from patchkit.catalog import Catalog, Patch, Variant
     from patchkit.diff import Content, Diff
@@ -236,7 +237,7 @@ class Plan:
 
     def _claim_folders(self, path: str) -> list[str]:
         """The folders of ``path`` that this patch makes, or takes over from one that would remove them."""
-        inherited = [name for name in removal.parents(path) if name in self._old_folders]
+        inherited = [name for name in parents(path) if name in self._old_folders]
         self._old_folders = [name for name in self._old_folders if name not in inherited]
         missing = [name for name in self.overlay.tree.missing_folders(path) if name not in self._new_folders]
         self._new_folders += missing
@@ -280,10 +281,20 @@ class Plan:
         self.overlay.entries[applied.diff_path] = None
         self.state = self.state.drop(applied)
         self._pass_on_folders(applied)
-        if not self.target.packages:
-            # The uninstaller left these folders only because our files were in them.
-            self._old_folders += [name for path in applied.touched() for name in removal.parents(path)]
+        if self._is_gone(applied):
+            # An installer may have left these folders only because our files were in them.
+            installed = {name for path in self.recorded for name in parents(path)}
+            folders = {name for path in applied.touched() for name in parents(path)}
+            self._old_folders += sorted(folders - installed)
         self.done.append(("restore", applied))
+
+    def _is_gone(self, applied: Applied) -> bool:
+        """Whether the release that ``applied`` was put on is not there any more, or not all of it."""
+        return (
+            not self.target.packages
+            or self.target.release != applied.release
+            or any(side.before and self.read(side.path) is None for side in removal.all_sides(applied))
+        )
 
     def _pass_on_folders(self, applied: Applied) -> None:
         """Folders that ``applied`` made go, or belong to the next patch that has files in them."""
@@ -329,7 +340,7 @@ class Plan:
             *puts,
             *(one for one in found if isinstance(one, Remove)),
             *(Refresh(path) for path in self._refreshed if path not in entries),
-            *(RemoveFolder(name) for name in _innermost_first([*self._old_folders, APPLIED])),
+            *(RemoveFolder(name) for name in innermost_first([*self._old_folders, APPLIED])),
             self._state_operation(),
         ]
 
@@ -338,10 +349,6 @@ class Plan:
         if data is None:
             return Remove(STATE)
         return Put(STATE, data, replace(self.overlay.meta(STATE, 0o644), mtime_ns=time.time_ns()))
-
-
-def _innermost_first(folders: Sequence[str]) -> list[str]:
-    return sorted(set(folders), key=lambda name: (-name.count("/"), name))
 
 
 def expectations(applied: Applied, state: State) -> dict[str, str | None]:

@@ -6,7 +6,6 @@ someone edited is drifted, one that an installer replaced is not ours any more.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -218,11 +217,3 @@ def _drop_backup(plan: Plan, applied: Applied, side: Side) -> None:
         plan.keep(Kept(backup, applied.patch, side.before.sha256))
         return
     plan.overlay.entries[backup] = None
-
-
-def parents(path: str) -> list[str]:
-    """The folders above ``path``, innermost first."""
-    found = []
-    while path := os.path.dirname(path):
-        found.append(path)
-    return found

@@ -152,3 +152,49 @@ def test_an_interrupted_apply_does_not_come_back_over_an_upgrade(venv, kit, whee
         assert files(venv.site) == clean_2, f"killed at {call} {count}"
         venv.uv("install", "--reinstall", wheels["1.0"])
     assert 2 < count < 59  # killed at least twice, and in the end not any more
+
+
+@installers()
+def test_a_folder_that_the_new_release_dropped_does_not_stay_for_our_files(
+    venv, kit, patches, tmp_path, installer
+):
+    slim = {path: data for path, data in DEMO["2.0"].items() if "/sub/" not in path}
+    wheel = support.build_wheel(tmp_path / "slim", "2.0", slim)
+    changes = {"demopkg/sub/deep.py": b"depth = 3\n", "demopkg/sub/new.py": b"x = 1\n"}
+    support.write_patch(patches, "deep", DEMO["1.0"], changes)
+    kit("apply", "deep")
+    venv.run("import demopkg.sub.deep, demopkg.sub.new")
+    (venv.site / "demopkg/mine").mkdir()
+    install(venv, installer, "--upgrade", wheel)
+    kit("restore", "--verify")
+    assert files(venv.site) == slim
+    assert not (venv.site / "demopkg/sub").exists()
+    assert (venv.site / "demopkg/mine").is_dir()
+
+
+def left_in(folder):
+    """What patchkit keeps beside its history, its lock and its lists of digests and leases."""
+    usual = {".gitignore", "history.jsonl", "lock", "leases", "statcache.json"}
+    return {path.name for path in folder.iterdir()} - usual if folder.is_dir() else set()
+
+
+@pytest.mark.parametrize("action", ["apply", "restore"])
+@pytest.mark.parametrize("call", ["rename", "linkat", "unlink"])
+def test_nothing_is_left_of_an_interrupted_change_under_an_uninstall(venv, kit, patches, wheels, call, action):
+    changes = {**P1, "demopkg/sub/deep.py": b"depth = 3\n"}
+    support.write_patch(patches, "deep", DEMO["1.0"], changes)
+    for count in range(2 if call == "rename" else 1, 60, 5 if call == "unlink" else 1):
+        if action == "restore":
+            kit("apply", "deep")
+        strace = ["strace", "-f", "-qqq", "-o", os.devnull, "-e", f"trace={call}"]
+        inject = ["-e", f"inject={call}:signal=SIGKILL:when={count}"]
+        process = kit.popen(action, "deep", prefix=[*strace, *inject])
+        process.communicate()
+        if process.returncode == 0:
+            break
+        venv.uv("uninstall", "demopkg")
+        kit("restore", "--verify")
+        assert not (venv.site / "demopkg").exists(), f"killed at {call} {count}"
+        assert not left_in(venv.site / ".patchkit"), f"killed at {call} {count}"
+        venv.uv("install", wheels["1.0"])
+    assert 2 < count < 59  # killed at least twice, and in the end not any more
