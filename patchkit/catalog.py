@@ -6,6 +6,7 @@ patch is an error only for a command that asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -182,6 +183,14 @@ class Catalog:
         if name not in self._loaded:
             self._loaded[name] = load_patch(*self._paths[name])
         return self._loaded[name]
+
+    def diff(self, name: str, sha256: str) -> bytes | None:
+        """The bytes of that patch's diff with this digest (hex), where one of the folders has them."""
+        with contextlib.suppress(PatchkitError, OSError):
+            for variant in self[name].variants:
+                if variant.manifest.diff_sha256 == sha256:
+                    return variant.diff_bytes()
+        return None
 
     def expand(self, names: Sequence[str]) -> list[Patch]:
         """The patches named, series replaced by their members, each once, in order."""

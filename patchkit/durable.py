@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from patchkit.tree import Meta
 
 
+_ACCESS = "system.posix_acl_access"
+
+
 def write_durably(root: str, relative: str, data: bytes) -> None:
     """Replace the file ``relative`` of ``root``'s ``.patchkit``; old or new, never half."""
     path = os.path.join(root, relative)
@@ -41,9 +44,8 @@ def write_new(path: str, data: bytes, meta: Meta) -> None:
         info = os.fstat(descriptor)
         if (info.st_uid, info.st_gid) != (meta.uid, meta.gid):
             _chown(descriptor, meta)
+        _set_attributes(descriptor, meta.xattrs)
         os.fchmod(descriptor, meta.mode)
-        for name, value in meta.xattrs:
-            _set_xattr(descriptor, name, value)
         os.utime(descriptor, ns=(meta.mtime_ns, meta.mtime_ns))
         os.fsync(descriptor)
     except BaseException:
@@ -61,6 +63,20 @@ def _chown(descriptor: int, meta: Meta) -> None:
         # Not root: the owner cannot be given away, but a group that we are in can be kept.
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, -1, meta.gid)
+
+
+def _set_attributes(descriptor: int, xattrs: tuple[tuple[str, bytes], ...] | None) -> None:
+    if xattrs is None:
+        return
+    for name, value in xattrs:
+        _set_xattr(descriptor, name, value)
+    if _ACCESS not in dict(xattrs):
+        # The folder's default ACL opens a new file to others than the one that it replaces.
+        try:
+            os.removexattr(descriptor, _ACCESS)
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.EINVAL):
+                raise
 
 
 def _set_xattr(descriptor: int, name: str, value: bytes) -> None:
@@ -108,9 +124,14 @@ def fsync_folder(folder: str) -> None:
 def own_like_root(root: str, path: str) -> None:
     """As root, give a file that we just made to the owner of ``root``: sudo must not lock its user out."""
     if os.geteuid() == 0:
-        info = os.stat(root)
-        try:
-            os.chown(path, info.st_uid, info.st_gid, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EINVAL):
-                raise
+        own_like(root, path)
+
+
+def own_like(model: str, path: str) -> None:
+    """Give ``path`` to the owner of ``model``, where the system lets us; no link is followed."""
+    info = os.lstat(model)
+    try:
+        os.chown(path, info.st_uid, info.st_gid, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EINVAL):
+            raise

@@ -92,6 +92,12 @@ class FilePin:
         """Whether ``after.mode`` is the diff's own doing."""
         return self.after is not None and (self.before is None or self.before.mode != self.after.mode)
 
+    def mode_holds(self, mode: int) -> bool:
+        """Whether a file with ``mode`` is executable or not as the diff made it, if it did either."""
+        if self.before is None or self.after is None or self.before.mode == self.after.mode:
+            return True
+        return bool(mode & 0o100) == bool(self.after.mode & 0o100)
+
     def to_json(self) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "path": self.path,

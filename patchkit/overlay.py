@@ -61,7 +61,7 @@ class Overlay:
             return self.disk(path)
         entry = entries[path]
         if isinstance(entry, Symlink):
-            return self.linked(path, entry.target)
+            return self._linked(path, entry.target, entries)
         return None if entry is None else Content(entry.data, entry.meta.mode)
 
     def disk(self, path: str) -> Content | None:
@@ -74,8 +74,14 @@ class Overlay:
         return None if data is None else Content(data, stat.S_IMODE(os.stat(absolute).st_mode))
 
     def linked(self, path: str, target: str) -> Content | None:
-        """What a symlink at ``path`` to ``target`` leads to, if that is a file."""
-        absolute = os.path.join(os.path.dirname(self.tree.path(path)), target)
+        """What a symlink at ``path`` to ``target`` will lead to, if that is a file."""
+        return self._linked(path, target, self.entries)
+
+    def _linked(self, path: str, target: str, entries: dict[str, Entry]) -> Content | None:
+        absolute = os.path.normpath(os.path.join(os.path.dirname(self.tree.path(path)), target))
+        inside = os.path.relpath(absolute, self.root)
+        if inside != path and isinstance(entry := entries.get(inside), File):
+            return Content(entry.data, entry.meta.mode)
         try:
             found = os.stat(absolute)
             if not stat.S_ISREG(found.st_mode):
@@ -110,7 +116,7 @@ class Overlay:
         else:
             root = os.stat(self.root)
             owner = (root.st_uid, root.st_gid) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-            known = Meta(mode, *owner, 0)
+            known = Meta(mode, *owner, 0, None)
         return replace(known, mode=mode, mtime_ns=self.fresh_ns(path, known.mtime_ns))
 
     def fresh_ns(self, path: str, known_ns: int = 0) -> int:

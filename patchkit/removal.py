@@ -60,17 +60,18 @@ class Side:
     path: str
     before: Pin | None
     after: Pin | None
+    pin: FilePin
 
     def as_patched(self, current: Content | None) -> bool:
         if self.after is None or current is None:
             return self.after is None and current is None
-        return self.after.matches(current)
+        return self.after.matches(current) and self.pin.mode_holds(current.mode)
 
 
 def sides(pin: FilePin) -> tuple[Side, ...]:
     if pin.source is None:
-        return (Side(pin.path, pin.before, pin.after),)
-    return Side(pin.source, pin.before, None), Side(pin.path, None, pin.after)
+        return (Side(pin.path, pin.before, pin.after, pin),)
+    return Side(pin.source, pin.before, None, pin), Side(pin.path, None, pin.after, pin)
 
 
 def all_sides(applied: Applied) -> Iterator[Side]:
@@ -82,13 +83,19 @@ def take_off(plan: Plan, applied: Applied) -> None:
     """Plan the files of ``applied`` as they were before it. Raises ManyErrors with every file in the way."""
     as_patched = plan.overlay.frozen()
     problems: list[PatchkitError] = []
-    for side in all_sides(applied):
+    # What was a symlink comes last: it may lead to another file of this patch.
+    for side in sorted(all_sides(applied), key=lambda side: _was_link(applied, side)):
         try:
             _take_off(plan, applied, side, as_patched)
         except (DriftedError, BackupLostError) as error:
             problems.append(error)
     if problems:
         raise ManyErrors(problems)
+
+
+def _was_link(applied: Applied, side: Side) -> bool:
+    original = applied.originals.get(side.path)
+    return original is not None and original.link is not None
 
 
 def _take_off(plan: Plan, applied: Applied, side: Side, as_patched: Reader) -> None:
@@ -195,15 +202,22 @@ def _pristine(plan: Plan, applied: Applied, side: Side, as_patched: Reader | Non
 
 def rebuilt(plan: Plan, applied: Applied, as_patched: Reader | None = None) -> dict[str, Content | None]:
     """What the reversed diff of ``applied`` makes of its files; empty if it does not fit them."""
-    saved = plan.overlay.disk(applied.diff_path)
-    if saved is None or Fingerprint.of_data(saved.data).sha256 != applied.manifest.diff_sha256:
+    data = _diff_of(plan, applied)
+    if data is None:
         return {}
     try:
-        return diff.apply(
-            diff.reverse(diff.parse(saved.data, name=applied.diff_path)), as_patched or plan.read
-        )
+        return diff.apply(diff.reverse(diff.parse(data, name=applied.diff_path)), as_patched or plan.read)
     except diff.DiffError:
         return {}  # another of its files drifted
+
+
+def _diff_of(plan: Plan, applied: Applied) -> bytes | None:
+    """The very diff that was applied: its copy beside the state, or one of the folders of patches."""
+    wanted = applied.manifest.diff_sha256
+    saved = plan.overlay.disk(applied.diff_path)
+    if saved is not None and Fingerprint.of_data(saved.data).sha256 == wanted:
+        return saved.data
+    return plan.catalog.diff(applied.patch, wanted)
 
 
 def _drop_backup(plan: Plan, applied: Applied, side: Side) -> None:

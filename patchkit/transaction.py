@@ -20,7 +20,8 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from patchkit.durable import fsync_folder, own_like_root, write_new
+from patchkit import writable
+from patchkit.durable import fsync_folder, own_like, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, IO_FAILED, REFUSED, PatchkitError
 from patchkit.journal import FILE_VERBS, OPEN, Journal, Step
 from patchkit.recovery import (
@@ -32,7 +33,6 @@ from patchkit.recovery import (
     recover,
     remove_empty,
 )
-from patchkit.state import FOLDER
 from patchkit.tree import Fingerprint, Meta, Tree, fingerprint, is_there
 
 if TYPE_CHECKING:
@@ -53,16 +53,6 @@ class TransactionFailedError(PatchkitError):
             path=path,
             hint="nothing was changed; every file is as it was before",
         )
-
-
-class NotWritableError(PatchkitError):
-    """A folder that would have to be changed cannot be."""
-
-    code = "not-writable"
-    exit_code = IO_FAILED
-
-    def __init__(self, folder: str, reason: str, hint: str) -> None:
-        super().__init__(f"{folder} {reason}", path=folder, hint=f"nothing was changed; {hint}")
 
 
 class ChangedMeanwhileError(PatchkitError):
@@ -152,22 +142,9 @@ Operation = Put | Link | Remove | Refresh | MakeFolder | RemoveFolder
 
 
 def check_writable(root: str, operations: Sequence[Operation] = ()) -> None:
-    """Raise NotWritableError if a folder that ``operations`` change is plainly closed to this user.
-
-    Only so that this is said before anything is begun, and by a dry run; the system decides in the end.
-    """
-    folders = {os.path.dirname(os.path.join(root, operation.path)) for operation in operations}
-    own = os.path.join(root, FOLDER)
-    for folder in sorted({own if os.path.isdir(own) else root, *folders}):
-        if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
-            if os.statvfs(folder).f_flag & os.ST_RDONLY:
-                raise NotWritableError(folder, "is on a read-only file system", "remount it for writing")
-            owner = os.stat(folder).st_uid
-            raise NotWritableError(
-                folder,
-                f"belongs to user id {owner} and is closed to user id {os.geteuid()}",
-                "run as its owner",
-            )
+    """Raise NotWritableError if ``operations`` plainly cannot be made; a dry run asks this, too."""
+    metas = [(one.path, one.meta) for one in operations if isinstance(one, Put)]
+    writable.check(root, [operation.path for operation in operations], metas)
 
 
 def run(
@@ -314,6 +291,8 @@ def _stage(tree: Tree, steps: Sequence[Step], operations: Sequence[Operation]) -
             temp = tree.path(step.temp or "")
             os.symlink(operation.target, temp)
             os.utime(temp, ns=(operation.mtime_ns, operation.mtime_ns), follow_symlinks=False)
+            if os.geteuid() == 0:
+                own_like(tree.path(step.path) if step.before is not None else tree.root, temp)
 
 
 def _make_folder(tree: Tree, path: str) -> None:

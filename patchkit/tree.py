@@ -56,13 +56,15 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Meta:
-    """What a file has beside its bytes. ``mtime_ns`` in nanoseconds since the epoch."""
+    """What a file has beside its bytes. ``mtime_ns`` in nanoseconds since the epoch; ``xattrs`` None for what
+    its folder gives a new file (a default ACL).
+    """
 
     mode: int
     uid: int
     gid: int
     mtime_ns: int
-    xattrs: tuple[tuple[str, bytes], ...] = ()
+    xattrs: tuple[tuple[str, bytes], ...] | None = ()
 
     @classmethod
     def of(cls, path: str) -> Meta:

@@ -129,12 +129,59 @@ def test_without_backup_and_with_an_edit_nothing_can_be_proven(drifted, rooted):
     assert snapshot(drifted) == before
 
 
-def test_a_tampered_diff_is_not_used_to_rebuild(site, rooted):
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_lost_or_tampered_diff_is_not_used_to_rebuild_but_that_of_the_folder_is(
+    site, rooted, patches, lost
+):
+    before = snapshot(site)
     rooted("apply", "p1")
     (site / f"{CORE}.bak_p1").unlink()
     stored = site / ".patchkit/applied/p1.patch"
-    stored.write_bytes(stored.read_bytes().replace(b"AAA", b"EEE"))
+    if lost:
+        stored.unlink()
+    else:
+        stored.write_bytes(stored.read_bytes().replace(b"AAA", b"EEE"))
+    (patches / "p1").rename(patches / "elsewhere")
     assert "cannot be rebuilt" in rooted("restore", code=4).err
+    (patches / "elsewhere").rename(patches / "p1")
+    rooted("restore", "--verify")
+    assert snapshot(site) == before
+
+
+def test_a_mode_that_was_undone_is_not_taken_for_the_patched_file(site, rooted, patches):
+    core = site / CORE
+    support.write_patch(patches, "exec", DEMO["1.0"], {CORE: support.Content(DEMO["1.0"][CORE], 0o755)})
+    rooted("apply", "exec")
+    core.chmod(0o644)
+    assert f"pristine {CORE}" in rooted("status").out
+    assert "is not executable, unlike what 'exec' makes it" in rooted("verify", code=1).out
+    assert "is not executable" in rooted("check", "--expect", "exec", code=1).out
+    rooted("apply", "exec")
+    assert core.stat().st_mode & 0o777 == 0o755
+    rooted("verify")
+    core.chmod(0o644)
+    rooted("restore", "--verify")
+    assert core.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_mode_that_was_undone_on_a_changed_file_is_drift(site, rooted, patches):
+    support.write_patch(patches, "both", DEMO["1.0"], {CORE: support.Content(P1[CORE], 0o755)})
+    before = snapshot(site)
+    rooted("apply", "both")
+    (site / CORE).chmod(0o644)
+    assert f"drifted {CORE}" in rooted("status").out
+    assert f"{CORE} was changed after" in rooted("restore", code=4).err
+    (site / CORE).chmod(0o700)  # whose executable it is does not matter
+    rooted("restore", "--verify")
+    assert snapshot(site) == before
+
+
+def test_the_source_of_a_rename_that_came_back_is_named(site, rooted, patches):
+    new = {"demopkg/new.py": DEMO["1.0"]["demopkg/old.py"] + b"more = 1\n"}
+    support.write_patch(patches, "move", DEMO["1.0"], new, renames={"demopkg/new.py": "demopkg/old.py"})
+    rooted("apply", "move")
+    (site / "demopkg/old.py").write_bytes(b"edited = 1\n")
+    assert "drifted demopkg/new.py" in rooted("status").out
 
 
 def test_lost_backups_in_a_stack_are_rebuilt_from_the_top_down(site, patches, rooted):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import threading
 from pathlib import Path
@@ -50,6 +51,73 @@ def test_mode_owner_attributes_and_time_are_kept_and_come_back(site, rooted, mod
         assert (now.st_uid, now.st_gid) == (1234, 1235)
         assert (site / f"{CORE}.bak_p1").stat().st_uid == 1234
     rooted("restore", "--verify")
+    assert snapshot(site) == before
+
+
+@needs_root
+def test_a_default_acl_of_the_folder_opens_no_file_that_was_closed(site, rooted):
+    core = site / CORE
+    core.chmod(0o640)
+    everybody, nobody = 0xFFFFFFFF, 65534
+    entries = [(1, 7, everybody), (2, 7, nobody), (4, 5, everybody), (16, 7, everybody), (32, 5, everybody)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(core.parent, "system.posix_acl_default", acl)
+    before = snapshot(site)
+    rooted("apply", "p1")
+    assert os.listxattr(core) == []
+    assert "system.posix_acl_access" in os.listxattr(
+        site / "demopkg/extra/dump.py"
+    )  # a new file is as its folder says
+    rooted("restore", "--verify")
+    assert snapshot(site) == before
+    assert os.listxattr(core) == []
+
+
+def test_a_link_to_a_file_of_the_same_patch_comes_back_as_a_link(site, rooted, patches):
+    (site / "demopkg/alias.py").symlink_to("core.py")
+    base = {**DEMO["1.0"], "demopkg/alias.py": DEMO["1.0"][CORE]}
+    support.write_patch(patches, "both", base, {CORE: P1[CORE], "demopkg/alias.py": P1[CORE]})
+    support.write_patch(patches, "alias", base, {"demopkg/alias.py": P1[CORE]})
+    support.write_patch(patches, "core", base, {CORE: P1[CORE]})
+    before = snapshot(site)
+    for names in (("both",), ("alias", "core")):
+        rooted("apply", *names)
+        assert not (site / "demopkg/alias.py").is_symlink()
+        rooted("restore", "--verify")
+        assert snapshot(site) == before
+
+
+@needs_root
+def test_a_link_keeps_its_owner(site, rooted):
+    (site / CORE).rename(site / "demopkg/real.txt")
+    (site / CORE).symlink_to("real.txt")
+    for path in (CORE, "demopkg/real.txt"):
+        os.chown(site / path, 1234, 1235, follow_symlinks=False)
+    before = snapshot(site)
+    rooted("apply", "p1")
+    rooted("restore", "--verify")
+    assert snapshot(site) == before
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owner", "group", "who"), [(1234, 1235, "user id 1234"), (65534, 1235, "group id 1235")]
+)
+def test_an_owner_that_could_not_be_kept_is_a_clear_error(site, patches, owner, group, who):
+    kit = Kit(["--root", str(site), "--patches", str(patches)])
+    for top in (site, *site.parents):
+        top.chmod(top.stat().st_mode | 0o055)
+        if top == Path("/tmp"):
+            break
+    for folder, _, names in os.walk(site):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):
+            os.chmod(path, 0o777)
+    os.chown(site / CORE, owner, group)
+    before = snapshot(site)
+    done = support.as_user(65534, lambda: kit("apply", "p1", code=None))
+    assert done.code == 6
+    assert f"{CORE} belongs to {who}" in done.err
+    assert "could not keep; nothing was changed; run as its owner or as root" in done.err
     assert snapshot(site) == before
 
 
@@ -207,18 +275,22 @@ def test_a_folder_that_becomes_a_symlink_out_of_the_root_at_the_last_moment_is_r
 
 
 @needs_root
-def test_an_immutable_file_is_a_clear_error_and_nothing_changes(site, rooted):
-    target = site / "demopkg/old.py"
-    if subprocess.run(["chattr", "+i", target], check=False).returncode:
-        pytest.skip("this file system knows no immutable files")
+@pytest.mark.parametrize("name", [CORE, "demopkg/old.py", "demopkg", ".patchkit", ".patchkit/history.jsonl"])
+@pytest.mark.parametrize(("letter", "word"), [("i", "immutable"), ("a", "append-only")])
+def test_an_attribute_that_forbids_the_change_is_named_and_nothing_changes(site, rooted, name, letter, word):
+    rooted("apply", "p1")
+    rooted("restore")
+    target = site / name
+    if subprocess.run(["chattr", f"+{letter}", target], check=False).returncode:
+        pytest.skip("this file system knows no such attributes")
     before = snapshot(site)
     try:
         done = rooted("apply", "p1", code=6)
-        assert "Operation not permitted" in done.err
+        assert f"{target.resolve()} is {word}; nothing was changed; 'chattr -{letter}' it first" in done.err
         assert done.err.count("\n") == 1
         assert snapshot(site) == before
     finally:
-        subprocess.run(["chattr", "-i", target], check=True)
+        subprocess.run(["chattr", f"-{letter}", target], check=True)
     rooted("apply", "p1")
     rooted("restore", "--verify")
     assert snapshot(site) == before

@@ -14,12 +14,14 @@ from patchkit.plan import expectations
 from patchkit.report import Result
 from patchkit.selection import public
 from patchkit.state import State
+from patchkit.tree import info
 from patchkit.witness import MANIFESTS, NOTHING, Offender, Testimony, examine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Set as AbstractSet
+    from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 
     from patchkit.catalog import Catalog, Variant
+    from patchkit.state import Applied
     from patchkit.target import Target
     from patchkit.workspace import Workspace
 
@@ -114,6 +116,18 @@ def verify(workspace: Workspace, names: Sequence[str] = ()) -> Result:
     return _result(verdicts, label="verified")
 
 
+def _undone_modes(target: Target, state: State, own: Sequence[Applied]) -> Iterator[Offender]:
+    """Files that a patch made executable, or not, and that are no more."""
+    for applied in own:
+        for pin in applied.manifest.files:
+            top = state.top(pin.path)
+            found = info(os.path.join(target.root, pin.path))
+            if top is None or top[0] is not applied or found is None or pin.mode_holds(found.st_mode):
+                continue
+            now = "executable" if found.st_mode & 0o100 else "not executable"
+            yield Offender(pin.path, "modified", f"is {now}, unlike what '{applied.patch}' makes it")
+
+
 def judge(
     target: Target, catalog: Catalog, *, expect: AbstractSet[str] = frozenset(), exactly: bool = False
 ) -> Verdict:
@@ -137,6 +151,8 @@ def judge(
     names = [applied.patch for applied in own]
     verdict = Verdict(target, testimony, names)
     verdict.offenders = [_recognised(target, catalog, offender) for offender in testimony.offenders]
+    named = {offender.path for offender in verdict.offenders}
+    verdict.offenders += [one for one in _undone_modes(target, state, own) if one.path not in named]
     drifted = {offender.path for offender in verdict.offenders}
     verdict.offenders += [
         Offender(path, "patched", f"by {patch}")

@@ -80,9 +80,9 @@ class Request:
 
 def extract(workspace: Workspace, request: Request) -> Result:
     """Extract, pack and finish the data set; the tree is as it was when this returns or raises."""
-    one_thread_each()
     config = ModelConfig.read(request.model)
     layers = _layers(request.layers, config)
+    one_thread_each()
     norm = final_norm(request.model, required=FORMATS[request.format_name].normed)
     if done := finished(request.out, resume=request.resume):
         return done
@@ -107,7 +107,7 @@ def extract(workspace: Workspace, request: Request) -> Result:
     )
     outcome = "failed"
     try:
-        with progress, _sigterm_interrupts():
+        with progress, _signals_interrupt():
             _drive(extraction, launched, request.start_timeout)
         if launched is not None:
             _require_restored(workspace, patches, launched)
@@ -141,10 +141,14 @@ def _drive(extraction: Extraction, launched: Launched | None, start_timeout: flo
         return
     extraction.spool.clear()
     code: int | None = None
+    say = extraction.progress.say
     try:
+        say(f"starting the server, patched with {', '.join(launched.patches)}; its log is {launched.log}")
         launched.start(start_timeout)
+        say("the server is healthy")
         extraction.run()
     finally:
+        say("stopping the server and restoring the tree")
         code = launched.stop()
     if code == SessionError.exit_code:
         raise SessionError(code, launched.log)
@@ -254,14 +258,17 @@ def _require_restored(workspace: Workspace, patches: Sequence[str], launched: La
             raise SessionError(SessionError.exit_code, launched.log)
 
 
-class _sigterm_interrupts:  # noqa: N801 (reads as a statement)
-    """SIGTERM ends a run as ^C does: in order, with the server stopped and the tree restored."""
+class _signals_interrupt:  # noqa: N801 (reads as a statement)
+    """SIGTERM and a lost terminal end a run as ^C does: in order, with the tree restored."""
 
     def __enter__(self) -> None:
         def interrupt(_number: int, _frame: FrameType | None) -> None:
             raise KeyboardInterrupt
 
-        self.before = signal.signal(signal.SIGTERM, interrupt)
+        self.before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup's wish
+            self.before[signal.SIGHUP] = signal.signal(signal.SIGHUP, interrupt)
 
     def __exit__(self, *raised: object) -> None:
-        signal.signal(signal.SIGTERM, self.before)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from patchkit.lock import holder, is_locked
 from patchkit.report import Result
 from patchkit.selection import Reader, choose, is_before
 from patchkit.state import State
-from patchkit.tree import Tree
+from patchkit.tree import Tree, is_there
 
 if TYPE_CHECKING:
     from patchkit.manifest import FilePin
@@ -128,10 +129,14 @@ def file_state(target: Target, pin: FilePin, covered: str | None) -> str:
     """pristine, patched, drifted or missing; a file that a higher patch changed counts as patched."""
     if covered is not None:
         return PATCHED
-    found = Tree(target.root).digest(pin.path)
+    tree = Tree(target.root)
+    if pin.source is not None and is_there(tree.path(pin.source)):
+        return DRIFTED  # what the rename took away has come back
+    found = tree.digest(pin.path)
     if found is None:
         return PATCHED if pin.after is None else MISSING
-    if pin.after is not None and found[0] == pin.after.sha256:
+    mode = os.stat(tree.path(pin.path)).st_mode
+    if pin.after is not None and found[0] == pin.after.sha256 and pin.mode_holds(mode):
         return PATCHED
     return PRISTINE if pin.before is not None and found[0] == pin.before.sha256 else DRIFTED
 

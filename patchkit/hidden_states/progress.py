@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class Progress:
     before: int = 0
     quiet: bool = False
     counts: Counts = field(default_factory=Counts)
+    earlier: Counts = field(default_factory=Counts)  # what was done before the time counts
     marks: list[tuple[float, int, int, int]] = field(default_factory=list)
     _bar: Any = None
     _task: Any = None
@@ -51,23 +54,40 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
-        elif not self.quiet and kind is None:
+            with suppress(OSError):
+                self._bar.stop()
+        elif kind is None:
             self._line()
 
     def restart(self) -> None:
-        """Time counts from now on: what came before was preparation."""
+        """Time counts from now on: what came before was preparation, and is in no rate."""
         self.began = self._last = time.monotonic()
+        self.earlier = replace(self.counts)
+        self.marks.clear()
+
+    def say(self, text: str) -> None:
+        """One line about what is going on, above the bar where there is one.
+
+        A terminal that is gone stops nothing: what runs may be the way back to a clean tree.
+        """
+        with suppress(OSError):
+            if self._bar is not None:
+                self._bar.console.print(f"{self.verb}: {text}", highlight=False, markup=False, soft_wrap=True)
+            elif not self.quiet:
+                sys.stderr.write(f"{self.verb}: {text}\n")
+                sys.stderr.flush()
 
     def _start_bar(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
+        # On a narrow terminal only the bar gives way: the numbers are what one looks at.
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed}/{task.total} {task.fields[text]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=Console(stderr=True),
         )
         self._task = self._bar.add_task(self.verb, total=self.total, completed=self.before, text="")
@@ -81,8 +101,8 @@ class Progress:
         now = time.monotonic()
         self._mark(now)
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.before + self.counts.samples, text=self._rates(now))
-        elif not self.quiet and now - self._last >= LINE_SECONDS:
+            self._bar.update(self._task, completed=self.before + self.counts.samples, text=self._short())
+        elif now - self._last >= LINE_SECONDS:
             self._last = now
             self._line()
 
@@ -92,25 +112,36 @@ class Progress:
         if len(self.marks) >= 2 * MARKS:
             del self.marks[:-1:2]
 
-    def _rates(self, now: float) -> str:
-        seconds = max(1e-9, now - self.began)
-        counts = self.counts
+    def _per_second(self) -> tuple[float, float, float]:
+        """Samples, tokens and bytes, until what was done last: a server's slow end makes nothing slower."""
+        seconds = max(1e-3, self.marks[-1][0]) if self.marks else math.inf
+        done, earlier = self.counts, self.earlier
+        return (
+            (done.samples - earlier.samples) / seconds,
+            (done.tokens - earlier.tokens) / seconds,
+            (done.size - earlier.size) / seconds,
+        )
+
+    def _short(self) -> str:
+        """For a line of 80 columns that has the bar and the time left in it too."""
+        counts, (_, tokens, size) = self.counts, self._per_second()
         errors = f", {counts.errors} errors" if counts.errors else ""
         return (
-            f"{counts.samples / seconds:.1f} samples/s, {counts.tokens} tokens "
-            f"({counts.tokens / seconds:.0f}/s), {human(counts.size)} "
-            f"({human(counts.size / seconds)}/s){errors}"
+            f"{thousands(counts.tokens)} tokens ({thousands(tokens)}/s), "
+            f"{human(counts.size)} ({human(size)}/s){errors}"
         )
 
     def _line(self) -> None:
-        now = time.monotonic()
-        done = self.before + self.counts.samples
+        counts, (samples, tokens, size) = self.counts, self._per_second()
+        done = self.before + counts.samples
+        errors = f", {counts.errors} errors" if counts.errors else ""
         left = ""
-        if self.counts.samples > 0 and done < self.total:
-            seconds = (now - self.began) / self.counts.samples * (self.total - done)
-            left = f", {duration(seconds)} left"
-        sys.stderr.write(f"{self.verb}: {done}/{self.total} samples, {self._rates(now)}{left}\n")
-        sys.stderr.flush()
+        if samples > 0 and done < self.total:
+            left = f", {duration((self.total - done) / samples)} left"
+        self.say(
+            f"{done}/{self.total} samples, {samples:.1f} samples/s, {counts.tokens} tokens "
+            f"({tokens:.0f}/s), {human(counts.size)} ({human(size)}/s){errors}{left}"
+        )
 
 
 def human(size: float) -> str:
@@ -120,6 +151,15 @@ def human(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError
+
+
+def thousands(count: float) -> str:
+    """A number in four characters or so: 17.3M."""
+    for unit in ("", "k", "M"):
+        if count < 1000:
+            return f"{count:.0f}" if unit == "" else f"{count:.1f}{unit}"
+        count /= 1000
+    return f"{count:.1f}G"
 
 
 def duration(seconds: float) -> str:

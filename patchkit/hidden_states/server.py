@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _PR_SET_PDEATHSIG = 1
+# A server that is stopped has nothing more to say: what it had not dumped is asked for again.
+GRACE_SECONDS = 10
+_SUMMARY = re.compile(r"session [0-9a-f]{12}")
+_RAISED = re.compile(r"[\w.]*(Error|Exception)\b")
 # The patch that serves an architecture.
 PATCHES = {
     "DeepseekV2ForCausalLM": "hsdump",
@@ -44,7 +49,7 @@ class SessionError(PatchkitError):
 
     def __init__(self, code: int, log: str) -> None:
         super().__init__(
-            f"the session around the server ended with {code}: {last_line(log)}",
+            f"the session around the server ended with {code}: {last_words(log, session=True)}",
             path=log,
             hint="patchkit status says how the tree is",
         )
@@ -78,6 +83,7 @@ class Launched:
     log: str
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    log_start: int = 0  # where this run's part of the log begins
 
     @property
     def url(self) -> str:
@@ -86,6 +92,7 @@ class Launched:
     @property
     def command(self) -> list[str]:
         session = [sys.executable, "-m", "patchkit", *self.own, "run", *self.patches]
+        session += [f"--grace={GRACE_SECONDS}s"]
         session += ["--record", os.path.dirname(self.log)]
         for name, value in self.environment.items():
             session += ["--env", f"{name}={value}"]
@@ -102,6 +109,7 @@ class Launched:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
         with open(self.log, "ab") as log:
+            self.log_start = log.tell()
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -131,7 +139,8 @@ class Launched:
         """Raises ServerError when the session has ended."""
         if self.process is not None and self.process.poll() is not None:
             raise ServerError(
-                f"the server's session ended with {self.process.returncode}: {last_line(self.log)}",
+                f"the server's session ended with {self.process.returncode}: "
+                f"{last_words(self.log, self.log_start)}",
                 f"see {self.log}",
             )
 
@@ -142,7 +151,11 @@ class Launched:
         process, self.process = self.process, None
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        return process.wait()
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue  # asked already; leaving now would leave the tree patched for a while
 
 
 def healthy(url: str) -> bool:
@@ -153,12 +166,23 @@ def healthy(url: str) -> bool:
         return False
 
 
-def last_line(path: str) -> str:
-    """The last line of a log that says anything."""
+def last_words(path: str, start: int = 0, *, session: bool = False) -> str:
+    """Why the server ended, by its log from byte ``start`` on: its last error, else its last line.
+
+    What the session says at its end, after the server, begins with a line ``session ID``; with ``session``
+    the very last line is meant.
+    """
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
-            lines = file.read().decode("utf-8", "replace").splitlines()
+            file.seek(max(start, os.fstat(file.fileno()).st_size - 65536))
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return "it wrote no log"
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")
+    lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "its log is empty"
+    if session:
+        return lines[-1]
+    end = next((at for at, line in enumerate(lines) if _SUMMARY.fullmatch(line)), len(lines))
+    said = lines[:end] or lines
+    return next((line for line in reversed(said) if _RAISED.match(line)), said[-1])

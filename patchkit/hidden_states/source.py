@@ -135,9 +135,13 @@ class Source:
         if values.get("input_ids") is not None:
             ids, mask = self._tokens(values)
         else:
-            conversation = values.get("messages") or values.get("conversations")
+            conversation = values.get("messages")
+            if conversation is None:
+                conversation = values.get("conversations")
             if conversation is None:
                 raise _RowError("has neither input_ids nor messages")
+            if conversation == []:
+                raise _RowError("its conversation has no messages")
             ids, mask = self._conversation(conversation)
         if self.max_length is not None and len(ids) > self.max_length:
             ids, mask = ids[: self.max_length], mask[: self.max_length]

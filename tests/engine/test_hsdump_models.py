@@ -61,7 +61,9 @@ def test_states_of_the_family_agree(thorough_engine: Engine, tmp_path: Path, fam
     assert_states_agree(engine, root, tmp_path, SERVED[family])
 
 
-def assert_states_agree(engine: Engine, root: Path, scratch: Path, served: str) -> None:
+def assert_states_agree(
+    engine: Engine, root: Path, scratch: Path, served: str, text_model: Path | None = None
+) -> None:
     prompts = [prompt(100), prompt(37, seed=3)]
     folder = scratch / "dump"
     env = {"SGLANG_HS_DUMP_DIR": str(folder), "SGLANG_HS_DUMP_LAYERS": ALL_STATES}
@@ -70,6 +72,6 @@ def assert_states_agree(engine: Engine, root: Path, scratch: Path, served: str) 
     with server:
         server.generate(prompts)
         wait_for_rows(folder, sum(map(len, prompts)))
-    report = compare(engine, folder, prompts)
+    report = compare(replace(engine, model=text_model or engine.model), folder, prompts)
     assert [len(chains) for chains in report] == [1, 1]
     assert mismatches(report) == []

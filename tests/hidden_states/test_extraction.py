@@ -128,11 +128,14 @@ def test_what_is_killed_and_resumed_is_byte_for_byte_the_undisturbed(
     assert content(out) == undisturbed
 
 
-def test_sigterm_ends_in_order_and_can_be_resumed(setting, engines, tmp_path, undisturbed):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_or_a_lost_terminal_ends_in_order_and_can_be_resumed(
+    setting, engines, tmp_path, undisturbed, number
+):
     engine = engines(tmp_path / "spool", delay=0.05)
     process = start(setting("stopped", "--url", engine.url))
     wait_for(lambda: packed(tmp_path / "stopped") >= 5)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors

@@ -37,6 +37,7 @@ BAD = [
     ("[" * 100000, "not JSON"),
     ("3", "no object"),
     ("{}", "neither input_ids nor messages"),
+    ('{"messages": []}', "its conversation has no messages"),
     ('{"input_ids": []}', "input_ids is empty"),
     ('{"input_ids": [1]}', "no loss_mask"),
     ('{"input_ids": [1, -1], "loss_mask": [1, 1]}', "no token id"),
