@@ -52,15 +52,20 @@ class RecoveryFailedError(PatchkitError):
 
 @dataclass(frozen=True)
 class Recovery:
-    """What recovery did: ``undid`` or ``finished`` the action; ``left`` names files that others changed."""
+    """What recovery did: ``undid`` or ``finished`` the action; ``left`` names files that others changed;
+    ``over`` says what took the place of the release that was being changed.
+    """
 
     outcome: str
     action: str
     patches: tuple[str, ...]
     left: tuple[str, ...] = ()
+    over: str | None = None
 
     def sentence(self) -> str:
         text = f"{self.outcome} an interrupted {self.action} of {', '.join(self.patches) or 'nothing'}"
+        if self.over:
+            text += f"; {self.over}"
         if self.left:
             text += f"; left alone, because something else changed them: {', '.join(self.left)}"
         return text
@@ -71,6 +76,7 @@ class Recovery:
             "action": self.action,
             "patches": list(self.patches),
             "left": list(self.left),
+            "over": self.over,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from patchkit import lease, recovery as recoveries, selection, transaction
@@ -133,12 +134,19 @@ def _recover(workspace: Workspace, target: Target, holding: Holding) -> Recovery
     installed: dict[str, str | None] | None = None
     if journal is not None and (name := journal.history.get("distribution")):
         target = workspace.target_in(target.root, str(name))
-        known = target.record or not target.packages  # a checkout does not say what belongs to its release
+        known = (
+            target.record or not target.is_installed
+        )  # a checkout does not say what belongs to its release
         if known and target.release != journal.history.get("release"):
-            installed = {os.path.normpath(entry.path): entry.sha256 for entry in target.record}
-    return recoveries.recover(
+            installed = target.recorded
+    recovery = recoveries.recover(
         target.root, before_change=lambda files: holding.check(target, files), installed=installed
     )
+    if recovery is None or installed is None or journal is None:
+        return recovery
+    now = f"replaced by {target.label}" if target.is_installed else "uninstalled"
+    was = f"{target.distribution} {journal.history.get('release') or '(release unknown)'}"
+    return replace(recovery, over=f"{was} was {now} meanwhile")
 
 
 def _targets_to_restore(workspace: Workspace, names: Sequence[str]) -> list[Target]:
@@ -264,7 +272,7 @@ def _write(target: Target, plan: Plan, holding: Holding) -> None:
     prepare(target.root)
     entry = record(
         plan.done[0][0] if plan.done else "change",
-        [_patch_record(action, applied) for action, applied in plan.done],
+        [_patch_record(plan, action, applied) for action, applied in plan.done],
         distribution=target.distribution,
         release=target.release,
         mtime_ns=plan.overlay.latest_ns,
@@ -300,7 +308,8 @@ def _rescues(target: Target, plan: Plan) -> list[str]:
     return names
 
 
-def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
+def _patch_record(plan: Plan, action: str, applied: Applied) -> dict[str, Any]:
+    takeover = plan.takeovers.get(applied.patch) if action == "restore" else None
     return {
         "name": applied.patch,
         "action": action,
@@ -313,6 +322,7 @@ def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
             }
             for pin in applied.manifest.files
         ],
+        **({"takeover": takeover.to_json()} if takeover else {}),
     }
 
 
@@ -340,10 +350,20 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
         lines.append(("warn", recovery.sentence()))
     lines += abandoned_lines(target)
     for action, applied in plan.done:
-        verb = f"would {action}" if dry_run else _PAST[action]
-        preposition = "from" if action == "restore" else "to"
-        lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
-        lines += [f"  {_describe(pin, undone=action == 'restore')}" for pin in applied.manifest.files]
+        undone = action == "restore"
+        takeover = plan.takeovers.get(applied.patch) if undone else None
+        if takeover is not None:
+            verb = "would clean up" if dry_run else "cleaned up"
+            lines.append(("good", f"{verb} after {applied.patch} in {target.root}: {takeover.sentence()}"))
+        else:
+            verb = f"would {action}" if dry_run else _PAST[action]
+            preposition = "from" if undone else "to"
+            lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
+        lines += [
+            f"  {_describe(pin, undone=undone)}"
+            for pin in applied.manifest.files
+            if takeover is None or not takeover.files.keys() & {pin.path, pin.source}
+        ]
         if action != "restore":
             lines += [f"  backup {backup}" for backup in applied.backups()]
     lines += plan.notes
@@ -357,7 +377,7 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
             "dry_run": dry_run,
             "changed": bool(plan.done) and not dry_run,
             "done": [
-                {**_patch_record(action, applied), "backups": list(applied.backups())}
+                {**_patch_record(plan, action, applied), "backups": list(applied.backups())}
                 for action, applied in plan.done
             ],
             "notes": list(plan.notes),
