@@ -31,11 +31,10 @@ class StateFileError(PatchkitError):
 
     code = "bad-state"
     exit_code = INTERRUPTED
+    way_out = "'patchkit recover --force' sets it aside, and proves what it can of the rest"
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f"{path}: {reason}", path=path, hint="use the patchkit that wrote it, or restore by reinstalling"
-        )
+        super().__init__(f"{path}: {reason}", path=path, hint=self.way_out)
 
 
 class UnknownSchemaError(StateFileError):
@@ -43,6 +42,7 @@ class UnknownSchemaError(StateFileError):
 
     code = "unknown-schema"
     exit_code = REFUSED
+    way_out = f"use the patchkit that wrote it, or {StateFileError.way_out}"
 
 
 def load_json(path: str) -> dict[str, Any] | None:
@@ -52,6 +52,8 @@ def load_json(path: str) -> dict[str, Any] | None:
             data = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except IsADirectoryError:
+        raise StateFileError(path, "is a folder") from None
     except (ValueError, RecursionError) as error:
         raise StateFileError(path, f"not valid JSON: {error}") from None
     if not isinstance(data, dict):
