@@ -238,7 +238,7 @@ def test_a_folder_that_the_new_release_dropped_does_not_stay_for_our_files(
 
 def left_in(folder):
     """What patchkit keeps beside its history, its lock and its lists of digests and leases."""
-    usual = {".gitignore", "history.jsonl", "lock", "leases", "statcache.json"}
+    usual = {".gitignore", "history.jsonl", "history.head", "lock", "leases", "statcache.json"}
     return {path.name for path in folder.iterdir()} - usual if folder.is_dir() else set()
 
 
