@@ -137,8 +137,9 @@ def test_all_patches_or_none(site, rooted, patches):
     refused(rooted, site, "apply", "p1", "bad", code=4, words=["demopkg/util.py"])
 
 
-def test_a_missing_backup_that_cannot_be_rebuilt(site, rooted):
+def test_a_missing_backup_that_cannot_be_rebuilt(site, rooted, patches):
     rooted("apply", "p1")
+    (patches / "p1").rename(patches / "elsewhere")  # its diff would do
     (site / "demopkg/core.py.bak_p1").unlink()
     (site / ".patchkit/applied/p1.patch").unlink()
     before = snapshot(site)
