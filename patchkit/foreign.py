@@ -9,7 +9,6 @@ import stat
 from patchkit.errors import REFUSED, PatchkitError
 
 _FOLDERS = ("applied", "leases", "rescued")
-_FILES = (".gitignore", "history.jsonl", "journal.json", "lock", "state.json", "statcache.json")
 _FLAT = ("applied", "leases")  # folders in which there are only files
 
 
@@ -41,12 +40,11 @@ def check(folder: str, root: str) -> None:
     trusted = {0, os.stat(root).st_uid} if os.geteuid() == 0 else None
     _check_owner(folder, info, trusted, root)
     for name, path in _entries(folder):
-        is_folder = name in _FOLDERS or name.startswith("undo.")
-        wanted = stat.S_IFDIR if is_folder else stat.S_IFREG if name in _FILES else None
-        _check_entry(path, wanted, trusted, root)
+        needs_folder = name in _FOLDERS or name.startswith("undo.")
+        _check_entry(path, needs_folder, trusted, root)
         if name in _FLAT:
             for _, inner in _entries(path):
-                _check_entry(inner, stat.S_IFREG, trusted, root)
+                _check_entry(inner, False, trusted, root)
 
 
 def _entries(folder: str) -> list[tuple[str, str]]:
@@ -56,8 +54,8 @@ def _entries(folder: str) -> list[tuple[str, str]]:
         return []  # gone since, like any other name of a transaction that ends in this moment
 
 
-def _check_entry(path: str, wanted: int | None, trusted: set[int] | None, root: str) -> None:
-    """``wanted`` is the type that it must have; None for a folder or a file."""
+def _check_entry(path: str, needs_folder: bool, trusted: set[int] | None, root: str) -> None:
+    """Refuse what could lead elsewhere; a folder in the place of a file is told by whoever reads that."""
     try:
         info = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -65,8 +63,8 @@ def _check_entry(path: str, wanted: int | None, trusted: set[int] | None, root: 
     kind = stat.S_IFMT(info.st_mode)
     if kind == stat.S_IFLNK:
         raise ForeignStateError(path, "is a symlink")
-    if kind not in ((stat.S_IFDIR, stat.S_IFREG) if wanted is None else (wanted,)):
-        raise ForeignStateError(path, "is not a folder" if wanted == stat.S_IFDIR else "is not a file")
+    if kind != stat.S_IFDIR and (needs_folder or kind != stat.S_IFREG):
+        raise ForeignStateError(path, "is not a folder" if needs_folder else "is not a file")
     _check_owner(path, info, trusted, root)
 
 
@@ -84,8 +82,11 @@ def open_own(path: str, flags: int, mode: int = 0o644) -> int:
             reason = "is a symlink" if error.errno == errno.ELOOP else "is not a file"
             raise ForeignStateError(path, reason) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
         os.close(descriptor)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         raise ForeignStateError(path, "is not a file")
     return descriptor
 

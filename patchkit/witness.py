@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from patchkit import bytecode
 from patchkit.digest import StatCache
 from patchkit.errors import REFUSED, PatchkitError
 from patchkit.state import BACKUP, FOLDER
@@ -21,6 +22,7 @@ RECORD = "RECORD"
 GIT = "git"
 MANIFESTS = "manifests"
 NOTHING = "none"
+ABSENT = "absent"
 
 
 class GitFailedError(PatchkitError):
@@ -37,7 +39,9 @@ class GitFailedError(PatchkitError):
 
 @dataclass(frozen=True)
 class Offender:
-    """A file that is not as its witness says. ``kind``: modified, missing, unexpected, unreadable."""
+    """A file that is not as its witness or the stack says. ``kind``: modified, missing, unexpected,
+    unreadable, patched, or replaced (an installer's file where a patched one should be).
+    """
 
     path: str
     kind: str
@@ -70,6 +74,10 @@ def examine(
     """
     cache = StatCache(target.root)
     try:
+        if not target.is_installed:
+            testimony = Testimony(ABSENT)
+            _check_expected(target, expected, cache, testimony)
+            return testimony
         if target.record:
             return _by_record(target, expected, cache, foreign)
         if _in_repository(target.root) and _git_tracks(target):
@@ -161,9 +169,10 @@ def files_of(target: Target) -> Iterator[str]:
 def _is_bytecode_of(path: str, known: set[str]) -> bool:
     """Whether ``path`` is the cached bytecode of a known module. Any other bytecode is a stranger."""
     folder, name = os.path.split(path)
-    if os.path.basename(folder) != "__pycache__" or ".pyc" not in name:
+    stem = bytecode.stem_of(name)
+    if os.path.basename(folder) != "__pycache__" or stem is None:
         return False
-    return f"{os.path.dirname(folder)}/{name.split('.', 1)[0]}.py".lstrip("/") in known
+    return f"{os.path.dirname(folder)}/{stem}.py".lstrip("/") in known
 
 
 def _by_manifests(

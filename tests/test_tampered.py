@@ -27,9 +27,17 @@ if TYPE_CHECKING:
 
 SEED = 4
 VALUES_A_PLACE = 1  # of all the bad values, those tried in each place of each file
+MUTATIONS = 80  # of each file, of all that are made; more find more, slowly
 COMMANDS = 2  # of those that read, and of those that write, on each changed file
 READING = (("status",), ("check",), ("verify",), ("log",), ("log", "--verify"), ("restore", "--dry-run"))
-WRITING = (("apply", "p1"), ("apply", "p2"), ("restore",), ("restore", "--force"), ("recover",))
+WRITING = (
+    ("apply", "p1"),
+    ("apply", "p2"),
+    ("restore",),
+    ("restore", "--force"),
+    ("recover",),
+    ("recover", "--force"),
+)
 
 # What json.dumps does not write, put in the place of these strings afterwards.
 RAW = {
@@ -87,7 +95,13 @@ def written(value: Any) -> bytes:
     return data
 
 
-def mutations(data: bytes, outside: Path, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+def mutations(data: bytes, outside: Path, chance: random.Random) -> list[tuple[str, bytes]]:
+    """Some of ``all_mutations``."""
+    found = list(all_mutations(data, outside, chance))
+    return chance.sample(found, min(MUTATIONS, len(found)))
+
+
+def all_mutations(data: bytes, outside: Path, chance: random.Random) -> Iterator[tuple[str, bytes]]:
     """(What was done, other bytes) for one JSON file."""
     value = json.loads(data)
     for place in places(value):
@@ -210,6 +224,10 @@ def test_values_in_the_journal(bench, phase):
     path = bench.site / ".patchkit/journal.json"
     path.write_bytes(path.read_bytes().replace(b'"open"', f'"{phase}"'.encode()))
     run_all(bench, "site/.patchkit/journal.json", random.Random(SEED))
+
+
+def test_values_in_the_head_of_the_history(bench):
+    run_all(bench, "site/.patchkit/history.head", random.Random(SEED))
 
 
 def test_values_in_a_lease(bench):

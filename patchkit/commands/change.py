@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from patchkit import lease, recovery as recoveries, selection, transaction
@@ -17,6 +18,7 @@ from patchkit.plan import Plan, fresh_mtime_ns
 from patchkit.recovery import rescue_name
 from patchkit.report import Result
 from patchkit.state import FOLDER, RESCUED, State, prepare
+from patchkit.target import NotInstalledError
 from patchkit.tree import Meta
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ class OpenTransactionError(PatchkitError):
         super().__init__(f"{root}: a transaction was interrupted", path=root, hint="run 'patchkit recover'")
 
 
+_NOTHING = "nothing to recover"
+
+
 class NothingNamedError(PatchkitError):
     """No patch was named."""
 
@@ -56,8 +61,8 @@ def apply(workspace: Workspace, names: Sequence[str], *, holding: Holding, dry_r
     target = workspace.target_of(patches)
 
     def decide(plan: Plan) -> None:
-        for patch in patches:
-            plan.apply(patch)
+        for place, patch in enumerate(patches, start=1):
+            plan.apply(patch, later=[other.name for other in patches[place:]])
 
     return _change(workspace, target, decide, holding=holding, dry_run=dry_run)
 
@@ -89,8 +94,31 @@ def restore(
     return result
 
 
-def recover(workspace: Workspace, *, holding: Holding) -> Result:
-    """Finish or undo what a crash left open, in every root of the environment: transactions, sessions."""
+def recover(workspace: Workspace, *, holding: Holding, force: bool = False) -> Result:
+    """Finish or undo what a crash left open, in every root of the environment: transactions, sessions.
+
+    With ``force`` set aside files of ``.patchkit`` that cannot be read, and prove what can be.
+    """
+    if not force:
+        return _recover(workspace, holding)
+    from patchkit.commands.salvage import salvage_all
+
+    salvaged = salvage_all(workspace, holding)
+    try:
+        result = _recover(workspace, holding)
+    except NotInstalledError:
+        if not salvaged:
+            raise
+        result = Result({"recovered": [], "sessions": []})
+    result.data["salvaged"] = [one.to_json() for one in salvaged]
+    if salvaged:
+        said = [line for line in result.lines if line != _NOTHING]
+        result.lines = [*(line for one in salvaged for line in one.lines), *said]
+        result.exit_code = max(one.exit_code for one in salvaged)
+    return result
+
+
+def _recover(workspace: Workspace, holding: Holding) -> Result:
     found: list[dict[str, Any]] = []
     lines: list[str | tuple[str, str]] = []
     for root, target in {target.root: target for target in workspace.targets()}.items():
@@ -99,7 +127,7 @@ def recover(workspace: Workspace, *, holding: Holding) -> Result:
 
         def attempt(target: Target = target) -> Recovery | None:
             with tree_lock(target.root):
-                return _recover(workspace, target, holding)
+                return recover_target(workspace, target, holding)
 
         recovery = holding.retrying(attempt)
         if recovery is not None:
@@ -108,9 +136,7 @@ def recover(workspace: Workspace, *, holding: Holding) -> Result:
     sessions = [_finish(workspace, target, holding) for target in workspace.targets()]
     ended = [one for some in sessions for one in some]
     lines += [("good", sentence) for _, sentence in ended]
-    return Result(
-        {"recovered": found, "sessions": [one.to_json() for one, _ in ended]}, lines or ["nothing to recover"]
-    )
+    return Result({"recovered": found, "sessions": [one.to_json() for one, _ in ended]}, lines or [_NOTHING])
 
 
 def _finish(workspace: Workspace, target: Target, holding: Holding) -> list[tuple[Lease, str]]:
@@ -127,18 +153,25 @@ def _finish(workspace: Workspace, target: Target, holding: Holding) -> list[tupl
     return done
 
 
-def _recover(workspace: Workspace, target: Target, holding: Holding) -> Recovery | None:
+def recover_target(workspace: Workspace, target: Target, holding: Holding) -> Recovery | None:
     """End an interrupted transaction in the root of ``target``, whichever distribution it was for."""
     journal = Journal.load(target.root)
     installed: dict[str, str | None] | None = None
     if journal is not None and (name := journal.history.get("distribution")):
         target = workspace.target_in(target.root, str(name))
-        known = target.record or not target.packages  # a checkout does not say what belongs to its release
+        known = (
+            target.record or not target.is_installed
+        )  # a checkout does not say what belongs to its release
         if known and target.release != journal.history.get("release"):
-            installed = {os.path.normpath(entry.path): entry.sha256 for entry in target.record}
-    return recoveries.recover(
+            installed = target.recorded
+    recovery = recoveries.recover(
         target.root, before_change=lambda files: holding.check(target, files), installed=installed
     )
+    if recovery is None or installed is None or journal is None:
+        return recovery
+    now = f"replaced by {target.label}" if target.is_installed else "uninstalled"
+    was = f"{target.distribution} {journal.history.get('release') or '(release unknown)'}"
+    return replace(recovery, over=f"{was} was {now} meanwhile")
 
 
 def _targets_to_restore(workspace: Workspace, names: Sequence[str]) -> list[Target]:
@@ -224,10 +257,10 @@ def _change(
     def attempt() -> Result:
         transaction.check_writable(target.root)
         with tree_lock(target.root):
-            recovery = _recover(workspace, target, holding)
+            recovery = recover_target(workspace, target, holding)
             try:
                 made = plan()
-                _write(target, made, holding)
+                write(target, made, holding)
             except PatchkitError:
                 if recovery is not None:
                     holding.say(recovery.sentence())
@@ -253,7 +286,8 @@ def _change(
     return holding.retrying(attempt)
 
 
-def _write(target: Target, plan: Plan, holding: Holding) -> None:
+def write(target: Target, plan: Plan, holding: Holding, *, action: str = "change") -> None:
+    """Make the planned changes as one transaction, ``action`` in the history if no patch is put on or off."""
     operations = plan.operations()
     if not operations:
         return
@@ -263,8 +297,8 @@ def _write(target: Target, plan: Plan, holding: Holding) -> None:
     rescued = _rescues(target, plan)
     prepare(target.root)
     entry = record(
-        plan.done[0][0] if plan.done else "change",
-        [_patch_record(action, applied) for action, applied in plan.done],
+        plan.done[0][0] if plan.done else action,
+        [_patch_record(plan, action, applied) for action, applied in plan.done],
         distribution=target.distribution,
         release=target.release,
         mtime_ns=plan.overlay.latest_ns,
@@ -300,7 +334,8 @@ def _rescues(target: Target, plan: Plan) -> list[str]:
     return names
 
 
-def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
+def _patch_record(plan: Plan, action: str, applied: Applied) -> dict[str, Any]:
+    takeover = plan.takeovers.get(applied.patch) if action == "restore" else None
     return {
         "name": applied.patch,
         "action": action,
@@ -313,6 +348,7 @@ def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
             }
             for pin in applied.manifest.files
         ],
+        **({"takeover": takeover.to_json()} if takeover else {}),
     }
 
 
@@ -340,10 +376,20 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
         lines.append(("warn", recovery.sentence()))
     lines += abandoned_lines(target)
     for action, applied in plan.done:
-        verb = f"would {action}" if dry_run else _PAST[action]
-        preposition = "from" if action == "restore" else "to"
-        lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
-        lines += [f"  {_describe(pin, undone=action == 'restore')}" for pin in applied.manifest.files]
+        undone = action == "restore"
+        takeover = plan.takeovers.get(applied.patch) if undone else None
+        if takeover is not None:
+            verb = "would clean up" if dry_run else "cleaned up"
+            lines.append(("good", f"{verb} after {applied.patch} in {target.root}: {takeover.sentence()}"))
+        else:
+            verb = f"would {action}" if dry_run else _PAST[action]
+            preposition = "from" if undone else "to"
+            lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
+        lines += [
+            f"  {_describe(pin, undone=undone)}"
+            for pin in applied.manifest.files
+            if takeover is None or not takeover.files.keys() & {pin.path, pin.source}
+        ]
         if action != "restore":
             lines += [f"  backup {backup}" for backup in applied.backups()]
     lines += plan.notes
@@ -357,7 +403,7 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
             "dry_run": dry_run,
             "changed": bool(plan.done) and not dry_run,
             "done": [
-                {**_patch_record(action, applied), "backups": list(applied.backups())}
+                {**_patch_record(plan, action, applied), "backups": list(applied.backups())}
                 for action, applied in plan.done
             ],
             "notes": list(plan.notes),
