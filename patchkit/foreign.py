@@ -9,8 +9,8 @@ import stat
 from patchkit.errors import REFUSED, PatchkitError
 
 _FOLDERS = ("applied", "leases", "rescued")
-_FILES = (".gitignore", "history.jsonl", "journal.json", "lock", "state.json", "statcache.json")
-_FLAT = ("applied", "leases")  # folders in which there are only files
+_FILES = (".gitignore", "history.head", "history.jsonl", "lock", "statcache.json")
+_FLAT = ("applied", "leases")  # folders whose names are opened
 
 
 class ForeignStateError(PatchkitError):
@@ -29,7 +29,8 @@ def check(folder: str, root: str) -> None:
     """Raise ForeignStateError unless ``folder``, the state of ``root``, may be believed; it may be missing.
 
     What lies in it is looked at, too, but for the second names in ``undo.*`` and what is in ``rescued``:
-    those may be links, and nothing follows them.
+    those may be links, and nothing follows them. A folder in the place of the state, the journal or a lease
+    is no lie, only damage, of which the reader speaks.
     """
     try:
         info = os.lstat(folder)
@@ -46,7 +47,7 @@ def check(folder: str, root: str) -> None:
         _check_entry(path, wanted, trusted, root)
         if name in _FLAT:
             for _, inner in _entries(path):
-                _check_entry(inner, stat.S_IFREG, trusted, root)
+                _check_entry(inner, stat.S_IFREG if name == "applied" else None, trusted, root)
 
 
 def _entries(folder: str) -> list[tuple[str, str]]:
@@ -76,7 +77,10 @@ def _check_owner(path: str, info: os.stat_result, trusted: set[int] | None, root
 
 
 def open_own(path: str, flags: int, mode: int = 0o644) -> int:
-    """A descriptor of a file of ``.patchkit``, never of what a link there leads to, nor of a pipe."""
+    """A descriptor of a file of ``.patchkit``, never of what a link there leads to, nor of a pipe.
+
+    Raises ForeignStateError, and IsADirectoryError for a folder.
+    """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -84,8 +88,11 @@ def open_own(path: str, flags: int, mode: int = 0o644) -> int:
             reason = "is a symlink" if error.errno == errno.ELOOP else "is not a file"
             raise ForeignStateError(path, reason) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
         os.close(descriptor)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         raise ForeignStateError(path, "is not a file")
     return descriptor
 

@@ -216,6 +216,52 @@ def leases(root: str) -> list[Lease]:
     return sorted((one for one in found if one is not None), key=lambda lease: (lease.created, lease.session))
 
 
+class UnreadableLeaseError(PatchkitError):
+    """A lease that cannot be read, and whose session may live."""
+
+    code = "unreadable-lease"
+    exit_code = HELD
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} cannot be read, and the session that holds it may live",
+            path=path,
+            hint=f"end that session; if there is none, try again in {EXPIRY_S:.0f} s",
+        )
+
+
+def unreadable(root: str) -> list[StateFileError]:
+    """The error of each lease that cannot be read."""
+    folder = os.path.join(root, LEASES)
+    found = []
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    for name in names:
+        if name.endswith(_SUFFIX):
+            try:
+                _load(root, os.path.join(folder, name))
+            except StateFileError as error:
+                found.append(error)
+    return found
+
+
+def require_dead(path: str) -> None:
+    """Raise UnreadableLeaseError unless nobody can hold the unreadable lease at ``path`` any more."""
+    try:
+        descriptor = open_own(path, os.O_RDONLY)
+    except IsADirectoryError:
+        return  # no session holds a folder
+    try:
+        # Of another host's session only the heartbeat tells, and the file does not say any more whose it is.
+        silence_s = _now(os.path.dirname(path)) - os.fstat(descriptor).st_mtime
+        if _is_locked(descriptor) or silence_s < EXPIRY_S:
+            raise UnreadableLeaseError(path)
+    finally:
+        os.close(descriptor)
+
+
 def _load(root: str, path: str) -> Lease | None:
     data = load_json(path)
     if data is None:

@@ -16,7 +16,7 @@ from patchkit import adoption, diff, removal, selection
 from patchkit.errors import REFUSED, ManyErrors, PatchkitError
 from patchkit.overlay import File, Overlay, fresh_mtime_ns
 from patchkit.removal import DriftedError
-from patchkit.state import APPLIED, STATE, Applied, Kept, Original, State, backup_name
+from patchkit.state import APPLIED, STATE, Applied, Kept, Original, State, backup_name, touched
 from patchkit.transaction import MakeFolder, Operation, Put, Refresh, Remove, RemoveFolder
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Plan:
             mode = overlay.disk(path) or pristine.content
             originals[path] = Original(mode.mode, mtime_ns)
             self._put_backup(path, manifest.patch, pristine.content, mtime_ns)
-        self._refreshed += [pin.path for pin in manifest.files if pin.after is not None]
+        self._refreshed += sorted(touched(manifest.files))
         self.notes.append(f"'{manifest.patch}' was already applied by hand; adopted")
         return originals, adoption.own_folders(overlay, manifest.files)
 
@@ -286,6 +286,11 @@ class Plan:
                 richer = replace(heir, folders=(*heir.folders, folder))
                 stack = tuple(richer if other is heir else other for other in self.state.stack)
                 self.state = replace(self.state, stack=stack)
+
+    def clear(self, path: str) -> None:
+        """Remove what an interrupted change left at ``path``, and the folders that this empties."""
+        self.overlay.entries[path] = None
+        self._old_folders += removal.parents(path)
 
     # the outcome -----------------------------------------------------------------------------
 

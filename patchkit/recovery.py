@@ -43,18 +43,24 @@ class RecoveryFailedError(PatchkitError):
 
 @dataclass(frozen=True)
 class Recovery:
-    """What recovery did: ``undid`` or ``finished`` the action; ``left`` names files that others changed."""
+    """What recovery did: ``undid`` or ``finished`` the action; ``left`` names files that others changed, and
+    ``stale`` bytecode (absolute) that could not be removed.
+    """
 
     outcome: str
     action: str
     patches: tuple[str, ...]
     left: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         text = f"{self.outcome} an interrupted {self.action} of {', '.join(self.patches) or 'nothing'}"
         if self.left:
             text += f"; left alone, because something else changed them: {', '.join(self.left)}"
-        return text
+        return f"{text}; {self.stale_advice()}" if self.stale else text
+
+    def stale_advice(self) -> str:
+        return f"remove this bytecode, which may be of the other version: {', '.join(self.stale)}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,6 +68,7 @@ class Recovery:
             "action": self.action,
             "patches": list(self.patches),
             "left": list(self.left),
+            "stale": list(self.stale),
         }
 
 
@@ -86,21 +93,24 @@ def recover(
     left: list[str] = []
     try:
         if committed:
-            finish(tree, journal)
+            refused = finish(tree, journal)
         else:
-            left = _undo(tree, journal, before_change, installed)
+            left, refused = _undo(tree, journal, before_change, installed)
     except OSError as error:
         raise RecoveryFailedError(error, "finished" if committed else "undone") from error
     patches = dict.fromkeys(str(patch.get("name")) for patch in journal.history.get("patches", ()))
     action = str(journal.history.get("action", "change"))
-    return Recovery("finished" if committed else "undid", action, tuple(patches), tuple(left))
+    return Recovery(
+        "finished" if committed else "undid", action, tuple(patches), tuple(left), _names(refused)
+    )
 
 
-def finish(tree: Tree, journal: Journal) -> None:
-    """After the commit mark: all is in place; write it down and clean up."""
-    purge_bytecode(tree, journal.steps)
+def finish(tree: Tree, journal: Journal) -> list[OSError]:
+    """After the commit mark: all is in place; write it down and clean up. Returns as ``purge_bytecode``."""
+    refused = purge_bytecode(tree, journal.steps)
     History(tree.root).append(journal.history)
     _clean(tree, journal)
+    return refused
 
 
 def kept_path(tree: Tree, journal: Journal, step: Step) -> str:
@@ -108,10 +118,21 @@ def kept_path(tree: Tree, journal: Journal, step: Step) -> str:
     return os.path.join(tree.root, journal.undo, str(step.number))
 
 
-def purge_bytecode(tree: Tree, steps: Sequence[Step]) -> None:
-    for step in steps:
-        if step.verb in ("put", "link", "remove", "refresh"):
-            bytecode.purge(tree.path(step.path))
+def purge_bytecode(tree: Tree, steps: Sequence[Step]) -> list[OSError]:
+    """Remove the bytecode of every module of ``steps``; returns what the system refused. It is raised before
+    the commit mark, but neither an undo nor the rest of a finished change may be stopped by a mere cache.
+    """
+    files = [step for step in steps if step.verb in (*FILE_VERBS, "refresh")]
+    return bytecode.purge(
+        tree,
+        [step.path for step in files],
+        going=[step.path for step in files if step.after is None],
+        keep=[step.path for step in files if step.path.endswith((".pyc", ".pyo"))],
+    )
+
+
+def _names(refused: Sequence[OSError]) -> tuple[str, ...]:
+    return tuple(sorted({os.fsdecode(error.filename) for error in refused if error.filename is not None}))
 
 
 def remove_empty(path: str) -> None:
@@ -131,8 +152,10 @@ def _undo(
     journal: Journal,
     before_change: Callable[[Sequence[str]], None],
     installed: Mapping[str, str | None] | None,
-) -> list[str]:
-    """Put every path back; returns those that hold neither our bytes nor the old ones, left alone."""
+) -> tuple[list[str], list[OSError]]:
+    """Put every path back; returns those that hold neither our bytes nor the old ones, left alone, and the
+    same as ``purge_bytecode``.
+    """
     # First the folders, for the files that lay in them.
     for step in reversed(journal.steps):
         if step.verb == "rmdir" and (installed is None or _is_ours(step.path)):
@@ -146,14 +169,14 @@ def _undo(
     for step, verdict in verdicts.items():
         _settle(tree, journal, step, verdict)
         unlink_if_there(tree.path(step.temp or ""))
-    purge_bytecode(tree, journal.steps)
+    refused = purge_bytecode(tree, journal.steps)
     for step in reversed(journal.steps):
         if step.verb == "mkdir" and step.before is None:
             remove_empty(tree.path(step.path))
     for folder in sorted({os.path.dirname(tree.path(step.path)) for step in journal.steps}):
         fsync_folder(folder)
     _clean(tree, journal)
-    return [step.path for step, verdict in verdicts.items() if verdict in (_FOREIGN, _RESCUE)]
+    return [step.path for step, verdict in verdicts.items() if verdict in (_FOREIGN, _RESCUE)], refused
 
 
 # What is to be done about one path: nothing of ours is there any more; drop the second name; rename it back;

@@ -31,11 +31,10 @@ class StateFileError(PatchkitError):
 
     code = "bad-state"
     exit_code = INTERRUPTED
+    way_out = "'patchkit recover --force' sets it aside, and proves what it can of the rest"
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f"{path}: {reason}", path=path, hint="use the patchkit that wrote it, or restore by reinstalling"
-        )
+        super().__init__(f"{path}: {reason}", path=path, hint=self.way_out)
 
 
 class UnknownSchemaError(StateFileError):
@@ -43,6 +42,7 @@ class UnknownSchemaError(StateFileError):
 
     code = "unknown-schema"
     exit_code = REFUSED
+    way_out = f"use the patchkit that wrote it, or {StateFileError.way_out}"
 
 
 def load_json(path: str) -> dict[str, Any] | None:
@@ -50,6 +50,8 @@ def load_json(path: str) -> dict[str, Any] | None:
     try:
         written = foreign.read_own(path)
         data = json.loads(written) if written is not None else None
+    except IsADirectoryError:
+        raise StateFileError(path, "is a folder") from None
     except (ValueError, RecursionError) as error:
         raise StateFileError(path, f"not valid JSON: {error}") from None
     if written is None:

@@ -2,9 +2,10 @@
 
 This module knows files, not patches; a backup or ``state.json`` is one more file of the transaction. The
 order is: journal; folders and temporary files beside their destinations; a second name (hard link) in
-``.patchkit/undo.<id>`` for everything that will be replaced; the caller's last check; renames; bytecode away;
-read back; commit mark; history; clean-up. Undoing (``recovery``) is renaming the second names back, which
-restores the very inodes: bytes, mode, owner, times, attributes and hard links, and it needs no disk space.
+``.patchkit/undo.<id>`` for everything that will be replaced; bytecode away; the caller's last check; renames;
+bytecode away again; read back; commit mark; history; clean-up. Undoing (``recovery``) is renaming the second
+names back, which restores the very inodes: bytes, mode, owner, times, attributes and hard links, and it needs
+no disk space.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from patchkit import writable
 from patchkit.durable import fsync_folder, own_like, own_like_root, write_new
 from patchkit.errors import INTERRUPTED, IO_FAILED, REFUSED, PatchkitError
+from patchkit.history import History
 from patchkit.journal import FILE_VERBS, OPEN, Journal, Step
 from patchkit.recovery import (
     RecoveryFailedError,
@@ -38,6 +40,8 @@ from patchkit.tree import Fingerprint, Meta, Tree, fingerprint, is_there
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
+
+    from patchkit.recovery import Recovery
 
 
 class TransactionFailedError(PatchkitError):
@@ -142,9 +146,15 @@ Operation = Put | Link | Remove | Refresh | MakeFolder | RemoveFolder
 
 
 def check_writable(root: str, operations: Sequence[Operation] = ()) -> None:
-    """Raise NotWritableError if ``operations`` plainly cannot be made; a dry run asks this, too."""
-    metas = [(one.path, one.meta) for one in operations if isinstance(one, Put)]
-    writable.check(root, [operation.path for operation in operations], metas)
+    """Raise NotWritableError if ``operations`` plainly cannot be made, UnsafePathError if the bytecode of a
+    module of theirs lies behind a link out of the root; a dry run asks this, too.
+    """
+    writable.check(
+        root,
+        [operation.path for operation in operations],
+        metas=[(one.path, one.meta) for one in operations if isinstance(one, Put)],
+        going=[one.path for one in operations if isinstance(one, Remove)],
+    )
 
 
 def run(
@@ -168,25 +178,34 @@ def run(
     for step in steps:
         if expected is not None and step.path in expected and step.before != expected[step.path]:
             raise ChangedMeanwhileError(step.path)
+    swapping = False
     with _interruptible():
         try:
             journal.write(root)
             _stage(tree, steps, operations)
             _keep(tree, journal)
+            _purge(tree, steps)  # bytecode that cannot be removed is found while nothing is changed
             before_change()
+            swapping = True
             _swap(tree, journal)
-            purge_bytecode(tree, steps)
+            _purge(tree, steps)  # what was compiled meanwhile
             _read_back(tree, journal)
+            History(root).announce(entry)
             journal = journal.committed(root)
         except BaseException as error:
             with _held_signals():
-                finished = _settle(root)
+                recovery = _settle(root)
             # A commit mark that reached the disk stands, whatever the call that wrote it said.
-            if not (finished and isinstance(error, OSError)):
-                if isinstance(error, OSError):
-                    raise TransactionFailedError(error, _relative(root, error.filename)) from error
-                raise
-            return
+            if recovery is not None and recovery.outcome == "finished" and isinstance(error, OSError):
+                return
+            told = error
+            if isinstance(error, OSError):
+                told = TransactionFailedError(error, _relative(root, error.filename))
+            if swapping and recovery is not None and recovery.stale and isinstance(told, PatchkitError):
+                told.hint = "; ".join(filter(None, (told.hint, recovery.stale_advice())))
+            if told is not error:
+                raise told from error
+            raise
     with _held_signals():
         try:
             finish(tree, journal)
@@ -194,15 +213,14 @@ def run(
             raise UnfinishedError(error, _relative(root, error.filename)) from error
 
 
-def _settle(root: str) -> bool:
-    """Undo, or finish what is committed; True for the latter."""
+def _settle(root: str) -> Recovery | None:
+    """Undo, or finish what is committed; None where nothing was begun."""
     try:
         if Journal.load(root) is None:
-            return False
+            return None
     except OSError as error:
         raise RecoveryFailedError(error, "undone") from error
-    recovery = recover(root)
-    return recovery is not None and recovery.outcome == "finished"
+    return recover(root)
 
 
 class _TerminatedError(KeyboardInterrupt):
@@ -329,6 +347,7 @@ def _keep(tree: Tree, journal: Journal) -> None:
 
 def _swap(tree: Tree, journal: Journal) -> None:
     folders = set()
+    removed: list[Step] = []
     for step in journal.steps:
         if step.verb == "refresh":
             continue
@@ -340,11 +359,19 @@ def _swap(tree: Tree, journal: Journal) -> None:
         elif step.verb == "remove" and step.before is not None:
             _check_untouched(tree, journal, step, path)
             os.unlink(path)
-            purge_bytecode(tree, [step])  # now, so that a folder that held nothing else is empty
+            removed.append(step)
         elif step.verb == "rmdir" and step.folder is not None:
+            if removed:
+                _purge(tree, journal.steps)  # now, so that a folder that held nothing else is empty
+                removed.clear()
             remove_empty(path)
     for folder in sorted(folders):
         fsync_folder(folder)
+
+
+def _purge(tree: Tree, steps: Sequence[Step]) -> None:
+    for error in purge_bytecode(tree, steps):
+        raise error
 
 
 def _replace(tree: Tree, journal: Journal, step: Step, path: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from patchkit import bytecode
 from patchkit.digest import StatCache
 from patchkit.errors import REFUSED, PatchkitError
 from patchkit.state import BACKUP, FOLDER
@@ -161,9 +162,10 @@ def files_of(target: Target) -> Iterator[str]:
 def _is_bytecode_of(path: str, known: set[str]) -> bool:
     """Whether ``path`` is the cached bytecode of a known module. Any other bytecode is a stranger."""
     folder, name = os.path.split(path)
-    if os.path.basename(folder) != "__pycache__" or ".pyc" not in name:
+    stem = bytecode.stem_of(name)
+    if os.path.basename(folder) != "__pycache__" or stem is None:
         return False
-    return f"{os.path.dirname(folder)}/{name.split('.', 1)[0]}.py".lstrip("/") in known
+    return f"{os.path.dirname(folder)}/{stem}.py".lstrip("/") in known
 
 
 def _by_manifests(

@@ -266,6 +266,8 @@ class Kit:
 
 def as_user(uid: int, function: Callable[[], Done]) -> Done:
     """What ``function`` returns in a fork that runs as user and group ``uid``, with no other group."""
+    import filelock  # noqa: F401 (patchkit imports it late; that user may not see this interpreter's library)
+
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +56,101 @@ def test_any_other_line_is_named(history, change, line):
     assert broken.line == line
 
 
+@pytest.mark.parametrize(
+    ("change", "line", "reason"),
+    [
+        (lambda lines: lines.__setitem__(3, lines[3].replace(b'"apply"', b'"maybe"')), 4, "was changed, or"),
+        (lambda lines: lines.pop(), 3, "others after it removed"),
+        (lambda lines: lines.__delitem__(slice(1, None)), 1, "others after it removed"),
+        (lambda lines: lines.clear(), 1, "others after it removed"),
+        (lambda lines: lines.append(follower(lines)), 5, "was added"),
+    ],
+    ids=["last changed", "last missing", "all but one missing", "all missing", "one more"],
+)
+def test_the_end_of_the_history_is_proven_and_going_on_does_not_heal_it(history, change, line, reason):
+    rewrite(history, change)
+    broken = history.verify()
+    assert broken is not None
+    assert broken.line == line
+    assert reason in broken.reason
+    length = len(history.lines())
+    history.append({**record("restore", [], mtime_ns=9), "id": "9"})
+    again = history.verify()
+    assert again is not None
+    assert again.line == length + 1
+    history.append({**record("apply", [], mtime_ns=10), "id": "10"})
+    assert history.verify() == again
+
+
+def follower(lines):
+    entry = {**json.loads(lines[-1]), "id": "4", "previous": hashlib.sha256(lines[-1]).hexdigest()}
+    return json.dumps(entry, sort_keys=True).encode()
+
+
+def test_a_last_line_without_its_newline_is_not_torn_but_cut(history):
+    os.truncate(history.path, os.path.getsize(history.path) - 1)
+    assert history.verify() is not None
+
+
+@pytest.mark.parametrize("data", [None, b"", b"[]", b'{"schema": 1, "sha256": 3}', b'{"schema": 2}'])
+def test_a_head_that_is_lost_or_damaged_is_told_for_good_and_blocks_nothing(history, data):
+    head = history.root + "/.patchkit/history.head"
+    os.unlink(head)
+    if data is not None:
+        Path(head).write_bytes(data)
+    assert "history.head" in history.verify().reason
+    history.append({**record("restore", [], mtime_ns=9), "id": "9"})
+    broken = history.verify()
+    assert broken.line == 5
+    assert "history.head" in broken.reason
+
+
+def test_a_history_from_before_there_were_heads_verifies_and_gets_one(history):
+    lines, previous = [], None
+    for line in history.lines():
+        entry = {**json.loads(line), "previous": previous}
+        del entry["head"]
+        lines.append(json.dumps(entry, sort_keys=True).encode())
+        previous = hashlib.sha256(lines[-1]).hexdigest()
+    rewrite(history, lambda found: found.__setitem__(slice(None), lines))
+    os.unlink(history.root + "/.patchkit/history.head")
+    assert history.verify() is None
+    history.append({**record("restore", [], mtime_ns=9), "id": "9"})
+    assert history.verify() is None
+    rewrite(history, lambda found: found.pop())
+    assert history.verify() is not None
+
+
+@pytest.mark.parametrize("call", ["openat", "write", "fsync", "rename"])
+def test_a_kill_at_any_step_of_an_append_is_no_false_alarm(history, call):
+    """Neither before the record is appended again, nor after another one is."""
+    code = (
+        "import sys; from patchkit.history import History\n"
+        "who = {'user': 'u', 'host': 'h', 'action': 'apply', 'patches': []}\n"
+        "History(sys.argv[1]).append({'schema': 1, 'time': 1, 'id': sys.argv[2], **who})"
+    )
+    kills = 0
+    for count in range(1, 500):
+        number = f"{call}{count}"
+        command = [sys.executable, "-c", code, history.root, number]
+        strace = ["strace", "-f", "-qqq", "-o", os.devnull, "-e", f"trace={call}"]
+        if call == "openat":  # the interpreter opens many files before
+            strace += ["-P", history.root + "/.patchkit", "-P", history.path]
+        killed = subprocess.run(
+            [*strace, "-e", f"inject={call}:signal=SIGKILL:when={count}", *command],
+            check=False,
+        ).returncode
+        assert history.verify() is None
+        if killed == 0:
+            break
+        kills += 1
+        if count % 2:
+            subprocess.run(command, check=True)
+            assert json.loads(history.lines()[-1])["id"] == number
+            assert history.verify() is None
+    assert kills >= 2
+
+
 def test_a_torn_last_line_was_never_written_and_the_next_takes_its_place(history):
     with open(history.path, "ab") as file:
         file.write(b'{"action": "res')
@@ -90,6 +189,15 @@ def test_log_verify_names_the_broken_line(site, rooted):
     path.write_text(json.dumps({**entry, "user": "nobody"}) + "\n" + lines[1])
     done = rooted("log", "--verify", code=1)
     assert "history.jsonl:2: does not follow the line before" in done.out
+
+
+def test_log_verify_names_a_history_that_ends_too_early(site, rooted):
+    rooted("apply", "p1")
+    rooted("restore")
+    path = site / ".patchkit/history.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    done = rooted("log", "--verify", code=1)
+    assert "history.jsonl:1: is not the last line" in done.out
 
 
 def test_an_override_and_its_reason_are_written_down(site, rooted):

@@ -119,10 +119,16 @@ def restore(
 
 
 @command("recover")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also set unreadable files of .patchkit aside, in .patchkit/rescued, and prove what can be.",
+)
 @holding_options
 @click.pass_obj
-def recover(options: Options, wait: float, override_guard: bool, reason: str | None) -> Result:
+def recover(options: Options, force: bool, wait: float, override_guard: bool, reason: str | None) -> Result:
     """Finish or undo what a crash left open."""
     from patchkit.commands import change
 
-    return change.recover(options.workspace(), holding=make_holding(options, wait, override_guard, reason))
+    holding = make_holding(options, wait, override_guard, reason)
+    return change.recover(options.workspace(), holding=holding, force=force)

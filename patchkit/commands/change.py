@@ -17,6 +17,7 @@ from patchkit.plan import Plan, fresh_mtime_ns
 from patchkit.recovery import rescue_name
 from patchkit.report import Result
 from patchkit.state import FOLDER, RESCUED, State, prepare
+from patchkit.target import NotInstalledError
 from patchkit.tree import Meta
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class OpenTransactionError(PatchkitError):
 
     def __init__(self, root: str) -> None:
         super().__init__(f"{root}: a transaction was interrupted", path=root, hint="run 'patchkit recover'")
+
+
+_NOTHING = "nothing to recover"
 
 
 class NothingNamedError(PatchkitError):
@@ -89,8 +93,31 @@ def restore(
     return result
 
 
-def recover(workspace: Workspace, *, holding: Holding) -> Result:
-    """Finish or undo what a crash left open, in every root of the environment: transactions, sessions."""
+def recover(workspace: Workspace, *, holding: Holding, force: bool = False) -> Result:
+    """Finish or undo what a crash left open, in every root of the environment: transactions, sessions.
+
+    With ``force`` set aside files of ``.patchkit`` that cannot be read, and prove what can be.
+    """
+    if not force:
+        return _recover(workspace, holding)
+    from patchkit.commands.salvage import salvage_all
+
+    salvaged = salvage_all(workspace, holding)
+    try:
+        result = _recover(workspace, holding)
+    except NotInstalledError:
+        if not salvaged:
+            raise
+        result = Result({"recovered": [], "sessions": []})
+    result.data["salvaged"] = [one.to_json() for one in salvaged]
+    if salvaged:
+        said = [line for line in result.lines if line != _NOTHING]
+        result.lines = [*(line for one in salvaged for line in one.lines), *said]
+        result.exit_code = max(one.exit_code for one in salvaged)
+    return result
+
+
+def _recover(workspace: Workspace, holding: Holding) -> Result:
     found: list[dict[str, Any]] = []
     lines: list[str | tuple[str, str]] = []
     for root, target in {target.root: target for target in workspace.targets()}.items():
@@ -99,7 +126,7 @@ def recover(workspace: Workspace, *, holding: Holding) -> Result:
 
         def attempt(target: Target = target) -> Recovery | None:
             with tree_lock(target.root):
-                return _recover(workspace, target, holding)
+                return recover_target(workspace, target, holding)
 
         recovery = holding.retrying(attempt)
         if recovery is not None:
@@ -108,9 +135,7 @@ def recover(workspace: Workspace, *, holding: Holding) -> Result:
     sessions = [_finish(workspace, target, holding) for target in workspace.targets()]
     ended = [one for some in sessions for one in some]
     lines += [("good", sentence) for _, sentence in ended]
-    return Result(
-        {"recovered": found, "sessions": [one.to_json() for one, _ in ended]}, lines or ["nothing to recover"]
-    )
+    return Result({"recovered": found, "sessions": [one.to_json() for one, _ in ended]}, lines or [_NOTHING])
 
 
 def _finish(workspace: Workspace, target: Target, holding: Holding) -> list[tuple[Lease, str]]:
@@ -127,7 +152,7 @@ def _finish(workspace: Workspace, target: Target, holding: Holding) -> list[tupl
     return done
 
 
-def _recover(workspace: Workspace, target: Target, holding: Holding) -> Recovery | None:
+def recover_target(workspace: Workspace, target: Target, holding: Holding) -> Recovery | None:
     """End an interrupted transaction in the root of ``target``, whichever distribution it was for."""
     journal = Journal.load(target.root)
     installed: dict[str, str | None] | None = None
@@ -224,10 +249,10 @@ def _change(
     def attempt() -> Result:
         transaction.check_writable(target.root)
         with tree_lock(target.root):
-            recovery = _recover(workspace, target, holding)
+            recovery = recover_target(workspace, target, holding)
             try:
                 made = plan()
-                _write(target, made, holding)
+                write(target, made, holding)
             except PatchkitError:
                 if recovery is not None:
                     holding.say(recovery.sentence())
@@ -253,7 +278,8 @@ def _change(
     return holding.retrying(attempt)
 
 
-def _write(target: Target, plan: Plan, holding: Holding) -> None:
+def write(target: Target, plan: Plan, holding: Holding, *, action: str = "change") -> None:
+    """Make the planned changes as one transaction, ``action`` in the history if no patch is put on or off."""
     operations = plan.operations()
     if not operations:
         return
@@ -263,7 +289,7 @@ def _write(target: Target, plan: Plan, holding: Holding) -> None:
     rescued = _rescues(target, plan)
     prepare(target.root)
     entry = record(
-        plan.done[0][0] if plan.done else "change",
+        plan.done[0][0] if plan.done else action,
         [_patch_record(action, applied) for action, applied in plan.done],
         distribution=target.distribution,
         release=target.release,

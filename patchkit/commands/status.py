@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from patchkit import lease
+from patchkit import lease, salvage
 from patchkit.errors import NO
 from patchkit.history import History
 from patchkit.journal import Journal
@@ -53,6 +53,10 @@ def status(workspace: Workspace) -> Result:
                 ("warn", f"  {action} in progress, by {holder(target.root)}")
                 if running
                 else ("bad", f"  {action} was interrupted; 'patchkit recover' finishes or undoes it")
+            )
+        if journal is None and (salvage.second_names(target.root) or salvage.lost_stack(target.root)):
+            lines.append(
+                ("bad", "  a journal or state is lost; 'patchkit recover --force' proves what it can")
             )
         _add_sessions(target, entry, lines)
         for applied in own:

@@ -167,7 +167,7 @@ def judge(scenarios: Scenarios, scenario: Scenario, outcome: Outcome) -> list[st
 
 
 _WRITE = ("apply", "restore", "recover")
-_OWN = {".gitignore", "lock", "history.jsonl", "statcache.json"}
+_OWN = {".gitignore", "lock", "history.jsonl", "history.head", "statcache.json"}
 
 
 def _bad_ending(scenarios: Scenarios, scenario: Scenario, outcome: Outcome) -> list[str]:
