@@ -141,13 +141,16 @@ def test_a_missing_backup_that_cannot_be_rebuilt(site, rooted, patches):
     rooted("apply", "p1")
     (site / "demopkg/core.py.bak_p1").unlink()
     (site / ".patchkit/applied/p1.patch").unlink()
-    (patches / "p1/demopkg-1.0.patch").unlink()
+    (patches / "p1/demopkg-1.0.patch").rename(patches / "elsewhere")
     before = snapshot(site)
     done = rooted("restore", code=4)
     assert "demopkg/core.py.bak_p1 is missing" in done.err
     assert "reinstall demopkg" in done.err
     assert done.err.count("\n") == 1
     assert snapshot(site) == before
+    (patches / "elsewhere").rename(patches / "p1/demopkg-1.0.patch")
+    rooted("restore", "--verify")  # the folder has the very diff, which undone gives the bytes
+    assert support.files(site) == DEMO["1.0"]
 
 
 def test_a_restore_of_what_is_not_applied_is_a_no_op_with_a_note(site, rooted):
