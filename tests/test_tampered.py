@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 
 SEED = 4
 VALUES_A_PLACE = 1  # of all the bad values, those tried in each place of each file
+MUTATIONS = 30  # of all those of a file, those that a run of the tests tries
 COMMANDS = 2  # of those that read, and of those that write, on each changed file
-READING = (("status",), ("check",), ("verify",), ("log",), ("log", "--verify"), ("restore", "--dry-run"))
-WRITING = (("apply", "p1"), ("apply", "p2"), ("restore",), ("restore", "--force"), ("recover",))
+READING = (
+    ("status",), ("check",), ("verify",), ("log",), ("log", "--verify"), ("restore", "--dry-run"), ("diff", "p1"),
+    ("ps",),
+)  # fmt: skip
+WRITING = (
+    ("apply", "p1"), ("apply", "p2"), ("restore",), ("restore", "--force"), ("recover",), ("recover", "--force"),
+)  # fmt: skip
 
 # What json.dumps does not write, put in the place of these strings afterwards.
 RAW = {
@@ -87,8 +93,13 @@ def written(value: Any) -> bytes:
     return data
 
 
-def mutations(data: bytes, outside: Path, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+def mutations(data: bytes, outside: Path, chance: random.Random) -> list[tuple[str, bytes]]:
     """(What was done, other bytes) for one JSON file."""
+    found = list(all_mutations(data, outside, chance))
+    return chance.sample(found, min(MUTATIONS, len(found)))
+
+
+def all_mutations(data: bytes, outside: Path, chance: random.Random) -> Iterator[tuple[str, bytes]]:
     value = json.loads(data)
     for place in places(value):
         for bad in chance.sample(bad_values(outside), VALUES_A_PLACE):
@@ -211,6 +222,10 @@ def test_values_in_the_journal(bench, phase):
     path = bench.site / ".patchkit/journal.json"
     path.write_bytes(path.read_bytes().replace(b'"open"', f'"{phase}"'.encode()))
     run_all(bench, "site/.patchkit/journal.json", random.Random(SEED))
+
+
+def test_values_in_the_head_of_the_history(bench):
+    run_all(bench, "site/.patchkit/history.head", random.Random(SEED))
 
 
 def test_values_in_a_lease(bench):
