@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from patchkit import diff
 from patchkit.errors import REFUSED, PatchkitError
-from patchkit.removal import parents
 from patchkit.state import backup_name
+from patchkit.tree import parents
 
 if TYPE_CHECKING:
     from patchkit.diff import Content, Diff

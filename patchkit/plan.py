@@ -6,10 +6,8 @@ old patch and its update, become one transaction.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from patchkit import adoption, diff, removal, selection
@@ -17,10 +15,12 @@ from patchkit.errors import REFUSED, ManyErrors, PatchkitError
 from patchkit.overlay import File, Overlay, fresh_mtime_ns
 from patchkit.removal import DriftedError
 from patchkit.state import APPLIED, STATE, Applied, Kept, Original, State, backup_name, touched
+from patchkit.takeover import Takeover, find_takeover
 from patchkit.transaction import MakeFolder, Operation, Put, Refresh, Remove, RemoveFolder
+from patchkit.tree import innermost_first, parents
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from patchkit.catalog import Catalog, Patch, Variant
     from patchkit.diff import Content, Diff
@@ -52,7 +52,7 @@ class CoveredError(PatchkitError):
     def __init__(self, patch: str, above: list[str]) -> None:
         super().__init__(
             f"'{patch}' lies below {', '.join(repr(name) for name in above)}, which changes the same files",
-            hint=f"restore {' '.join(above)} first or with it, or use --all",
+            hint=f"restore {' '.join(above)} first, or name them after it",
         )
 
 
@@ -62,18 +62,18 @@ class InstalledOverError(PatchkitError):
     code = "installed-over"
     exit_code = REFUSED
 
-    def __init__(self, applied: Applied, now: str) -> None:
+    def __init__(self, takeover: Takeover) -> None:
+        self.takeover = takeover
         super().__init__(
-            f"'{applied.patch}' was applied to {applied.distribution} {applied.release}, and {now} has been "
-            "installed over it",
-            hint="'patchkit restore' clears what is left of it",
+            takeover.sentence(), hint=f"'patchkit restore {takeover.applied.patch}' clears what is left of it"
         )
 
 
 @dataclass
 class Plan:
     """The changes so far. ``done`` lists (action, patch) pairs; ``notes`` are sentences for the user;
-    ``rescues`` are bytes that ``force`` would lose.
+    ``rescues`` are bytes that ``force`` would lose; ``takeovers`` say, by the name of a restored patch, what
+    had happened to its files.
     """
 
     target: Target
@@ -85,6 +85,7 @@ class Plan:
     rescues: dict[str, bytes] = field(default_factory=dict)
     done: list[tuple[str, Applied]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    takeovers: dict[str, Takeover] = field(default_factory=dict)
     override: str | None = None
 
     def __post_init__(self) -> None:
@@ -93,11 +94,6 @@ class Plan:
         self._new_folders: list[str] = []
         self._old_folders: list[str] = []
         self._refreshed: list[str] = []
-
-    @cached_property
-    def recorded(self) -> dict[str, str | None]:
-        """Path -> sha256 of what the installer says it installed; empty without a RECORD."""
-        return {os.path.normpath(entry.path): entry.sha256 for entry in self.target.record}
 
     def read(self, path: str) -> Content | None:
         """The content at ``path`` as it will be."""
@@ -109,47 +105,78 @@ class Plan:
 
     # applying --------------------------------------------------------------------------------
 
-    def apply(self, patch: Patch) -> None:
-        """Put ``patch`` on top; a no-op when it is there already, an update when its diff changed."""
+    def apply(self, patch: Patch, later: Collection[str] = ()) -> None:
+        """Put ``patch`` on top; a no-op when it is there already, an update when its diff changed.
+
+        ``later`` names the patches that the caller applies after it: those may come off for an update.
+        """
         old = self.state.find(patch.name)
         if old is None:
             self._put_on(patch)
-        elif removal.installed_over(self, old):
-            self._apply_again(patch, old)
+        elif (takeover := self._installed_over(old)) is not None:
+            self._apply_again(patch, old, takeover)
         else:
-            self._update(patch, old)
+            self._update(patch, old, later)
 
-    def _apply_again(self, patch: Patch, old: Applied) -> None:
+    def takeover(self, applied: Applied) -> Takeover | None:
+        """What an installer, or someone by hand, did to the files of ``applied`` since."""
+        return find_takeover(self.target, self.state, applied, self.read)
+
+    def _installed_over(self, applied: Applied) -> Takeover | None:
+        """The takeover of files of ``applied``, if nothing else happened to them."""
+        found = self.takeover(applied)
+        if found is None or self.target.release != applied.release:
+            return found
+        for path in applied.touched() - set(found.files):
+            top = self.state.top(path)
+            if top is not None:
+                side = next(one for one in removal.sides(top[1]) if one.path == path)
+                if not side.as_patched(self.read(path)):
+                    return None
+        return found
+
+    def _apply_again(self, patch: Patch, old: Applied, takeover: Takeover) -> None:
         """An installer replaced the files: what is left of the old patch goes, and it is put on anew."""
         for applied in [*self.state.above(old)[::-1], old]:
             self.restore(applied)
-            self.notes.append(
-                f"{applied.distribution} {applied.release} was patched with '{applied.patch}'; "
-                f"{self.target.label} has been installed over it"
-            )
         try:
             self._put_on(patch)
         except PatchkitError as error:
-            raise ManyErrors([InstalledOverError(old, self.target.label), error]) from error
+            raise ManyErrors([InstalledOverError(takeover), error]) from error
 
-    def _update(self, patch: Patch, old: Applied) -> None:
+    def _update(self, patch: Patch, old: Applied, later: Collection[str]) -> None:
         below = list(self.state.stack[: self.state.stack.index(old)])
         variant = selection.choose(patch, self.target, below, self._before(old))
         if variant.manifest.diff_sha256 != old.manifest.diff_sha256:
-            self.restore(old)
+            lying = self._lying_on(old)
+            above = [other.patch for other in lying if other.patch not in later]
+            if above:
+                raise CoveredError(old.patch, above)
+            for other in [*lying[::-1], old]:
+                self.restore(other)
             self._put_on(patch)
             self.notes.append(f"'{patch.name}' was applied in an earlier version, which it replaces")
             return
         drifted = [
-            path for path, sha256 in expectations(old, self.state).items() if self._differs(path, sha256)
+            DriftedError(path, patch.name, wanted=sha256 is not None, there=found is not None)
+            for path, sha256 in expectations(old, self.state).items()
+            if (found := self._digest(path)) != sha256
         ]
         if drifted:
-            raise ManyErrors([DriftedError(path, patch.name) for path in drifted])
+            raise ManyErrors(drifted)
         self.notes.append(f"'{patch.name}' is already applied")
 
-    def _differs(self, path: str, sha256: str | None) -> bool:
+    def _lying_on(self, applied: Applied) -> list[Applied]:
+        """The patches that must come off before ``applied``: those on it, and those on them; bottom first."""
+        found = [applied]
+        for other in self.state.stack[self.state.stack.index(applied) + 1 :]:
+            if any(other in self.state.above(one) for one in found):
+                found.append(other)
+        return found[1:]
+
+    def _digest(self, path: str) -> str | None:
         found = self.overlay.tree.digest(path)
-        return (found[0] if found else None) != sha256
+        return found[0] if found else None
 
     def _before(self, applied: Applied) -> selection.Reader:
         """A reader of the tree as it was before ``applied``, for choosing a variant."""
@@ -220,7 +247,7 @@ class Plan:
 
     def _claim_folders(self, path: str) -> list[str]:
         """The folders of ``path`` that this patch makes, or takes over from one that would remove them."""
-        inherited = [name for name in removal.parents(path) if name in self._old_folders]
+        inherited = [name for name in parents(path) if name in self._old_folders]
         self._old_folders = [name for name in self._old_folders if name not in inherited]
         missing = [name for name in self.overlay.tree.missing_folders(path) if name not in self._new_folders]
         self._new_folders += missing
@@ -260,14 +287,27 @@ class Plan:
         above = [other.patch for other in self.state.above(applied)]
         if above:
             raise CoveredError(applied.patch, above)
+        takeover = self.takeover(applied)
+        if takeover is not None:
+            self.takeovers[applied.patch] = takeover
         removal.take_off(self, applied)
         self.overlay.entries[applied.diff_path] = None
         self.state = self.state.drop(applied)
         self._pass_on_folders(applied)
-        if not self.target.packages:
-            # The uninstaller left these folders only because our files were in them.
-            self._old_folders += [name for path in applied.touched() for name in removal.parents(path)]
+        if self._is_gone(applied):
+            # An installer may have left these folders only because our files were in them.
+            installed = {name for path in self.target.recorded for name in parents(path)}
+            folders = {name for path in applied.touched() for name in parents(path)}
+            self._old_folders += sorted(folders - installed)
         self.done.append(("restore", applied))
+
+    def _is_gone(self, applied: Applied) -> bool:
+        """Whether the release that ``applied`` was put on is not there any more, or not all of it."""
+        return (
+            not self.target.is_installed
+            or self.target.release != applied.release
+            or any(side.before and self.read(side.path) is None for side in removal.all_sides(applied))
+        )
 
     def _pass_on_folders(self, applied: Applied) -> None:
         """Folders that ``applied`` made go, or belong to the next patch that has files in them."""
@@ -290,7 +330,7 @@ class Plan:
     def clear(self, path: str) -> None:
         """Remove what an interrupted change left at ``path``, and the folders that this empties."""
         self.overlay.entries[path] = None
-        self._old_folders += removal.parents(path)
+        self._old_folders += parents(path)
 
     # the outcome -----------------------------------------------------------------------------
 
@@ -318,7 +358,7 @@ class Plan:
             *puts,
             *(one for one in found if isinstance(one, Remove)),
             *(Refresh(path) for path in self._refreshed if path not in entries),
-            *(RemoveFolder(name) for name in _innermost_first([*self._old_folders, APPLIED])),
+            *(RemoveFolder(name) for name in innermost_first([*self._old_folders, APPLIED])),
             self._state_operation(),
         ]
 
@@ -327,10 +367,6 @@ class Plan:
         if data is None:
             return Remove(STATE)
         return Put(STATE, data, replace(self.overlay.meta(STATE, 0o644), mtime_ns=time.time_ns()))
-
-
-def _innermost_first(folders: Sequence[str]) -> list[str]:
-    return sorted(set(folders), key=lambda name: (-name.count("/"), name))
 
 
 def expectations(applied: Applied, state: State) -> dict[str, str | None]:

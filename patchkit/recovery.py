@@ -20,7 +20,16 @@ from patchkit.errors import INTERRUPTED, PatchkitError
 from patchkit.history import History
 from patchkit.journal import COMMITTED, FILE_VERBS, Journal, Step
 from patchkit.state import BACKUP, FOLDER, RESCUED
-from patchkit.tree import Meta, Tree, fingerprint, is_folder, is_link, is_there
+from patchkit.tree import (
+    Meta,
+    Tree,
+    fingerprint,
+    innermost_first,
+    is_folder,
+    is_link,
+    is_there,
+    parents,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +53,8 @@ class RecoveryFailedError(PatchkitError):
 @dataclass(frozen=True)
 class Recovery:
     """What recovery did: ``undid`` or ``finished`` the action; ``left`` names files that others changed, and
-    ``stale`` bytecode (absolute) that could not be removed.
+    ``stale`` bytecode (absolute) that could not be removed; ``over`` says what took the place of the release
+    that was being changed.
     """
 
     outcome: str
@@ -52,9 +62,12 @@ class Recovery:
     patches: tuple[str, ...]
     left: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
+    over: str | None = None
 
     def sentence(self) -> str:
         text = f"{self.outcome} an interrupted {self.action} of {', '.join(self.patches) or 'nothing'}"
+        if self.over:
+            text += f"; {self.over}"
         if self.left:
             text += f"; left alone, because something else changed them: {', '.join(self.left)}"
         return f"{text}; {self.stale_advice()}" if self.stale else text
@@ -69,6 +82,7 @@ class Recovery:
             "patches": list(self.patches),
             "left": list(self.left),
             "stale": list(self.stale),
+            "over": self.over,
         }
 
 
@@ -96,6 +110,7 @@ def recover(
             refused = finish(tree, journal)
         else:
             left, refused = _undo(tree, journal, before_change, installed)
+        _sweep(tree)
     except OSError as error:
         raise RecoveryFailedError(error, "finished" if committed else "undone") from error
     patches = dict.fromkeys(str(patch.get("name")) for patch in journal.history.get("patches", ()))
@@ -173,6 +188,11 @@ def _undo(
     for step in reversed(journal.steps):
         if step.verb == "mkdir" and step.before is None:
             remove_empty(tree.path(step.path))
+    if installed is not None:
+        # The installer of the other release left these folders only because our files were in them.
+        files = [step.path for step in journal.steps if step.verb in FILE_VERBS]
+        for folder in innermost_first(name for path in files for name in parents(path) if name != FOLDER):
+            remove_empty(tree.path(folder))
     for folder in sorted({os.path.dirname(tree.path(step.path)) for step in journal.steps}):
         fsync_folder(folder)
     _clean(tree, journal)
@@ -202,6 +222,8 @@ def _judge(tree: Tree, journal: Journal, step: Step, installed: Mapping[str, str
     if now == step.after and is_folder(os.path.dirname(path)):
         # Even if its bytes are not those of before: then someone wrote to it through an open descriptor.
         return _BACK
+    if installed is not None and saved == step.before and not is_folder(os.path.dirname(path)):
+        return _DROP  # a backup whose file's folder went with its release
     return _DROP if now == step.before else _RESCUE
 
 
@@ -297,14 +319,14 @@ def _clean(tree: Tree, journal: Journal) -> None:
 
 
 def _sweep(tree: Tree) -> None:
-    """Without a journal nothing is open; what a crash left of a file of ``.patchkit`` is litter."""
+    """Nothing is open; what a crash left of a file of ``.patchkit`` is litter."""
     folder = os.path.join(tree.root, FOLDER)
     try:
         names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
+    except OSError:
+        return  # litter may lie
     for name in names:
         path = os.path.join(folder, name)
         if name.endswith(".tmp"):
-            with contextlib.suppress(OSError):  # litter may lie
+            with contextlib.suppress(OSError):
                 os.unlink(path)

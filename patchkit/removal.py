@@ -6,7 +6,6 @@ someone edited is drifted, one that an installer replaced is not ours any more.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from patchkit.plan import Plan
     from patchkit.selection import Reader
     from patchkit.state import Applied
+    from patchkit.target import Target
 
 
 class DriftedError(PatchkitError):
@@ -32,9 +32,10 @@ class DriftedError(PatchkitError):
     code = "drifted"
     exit_code = REFUSED
 
-    def __init__(self, path: str, patch: str, what: str = "was changed after") -> None:
+    def __init__(self, path: str, patch: str, *, wanted: bool, there: bool) -> None:
+        what = "was removed" if not there else "was changed" if wanted else "appeared"
         super().__init__(
-            f"{path} {what} '{patch}' was applied",
+            f"{path} {what} after '{patch}' was applied",
             path=path,
             hint="undo the edit, or 'patchkit restore --force' saves it under .patchkit/rescued first",
         )
@@ -101,7 +102,7 @@ def _was_link(applied: Applied, side: Side) -> bool:
 
 def _take_off(plan: Plan, applied: Applied, side: Side, as_patched: Reader) -> None:
     current = plan.overlay.read(side.path)
-    reason = not_ours(plan, applied, side, current)
+    reason = not_ours(plan.target, applied, side, current)
     if reason is not None:
         plan.notes.append(f"{side.path} {reason}; left as it is")
         _drop_backup(plan, applied, side)
@@ -109,61 +110,40 @@ def _take_off(plan: Plan, applied: Applied, side: Side, as_patched: Reader) -> N
     drifted = not side.as_patched(current)
     if drifted:
         if not plan.force:
-            what = (
-                "was removed after" if current is None
-                else "appeared after" if side.after is None
-                else "was changed after"
-            )  # fmt: skip
-            raise DriftedError(side.path, applied.patch, what)
+            wanted, there = side.after is not None, current is not None
+            raise DriftedError(side.path, applied.patch, wanted=wanted, there=there)
         if current is not None:
             plan.rescues[side.path] = current.data
     plan.overlay.entries[side.path] = _pristine(plan, applied, side, None if drifted else as_patched)
     _drop_backup(plan, applied, side)
 
 
-def not_ours(plan: Plan, applied: Applied, side: Side, current: Content | None) -> str | None:
+def not_ours(target: Target, applied: Applied, side: Side, current: Content | None) -> str | None:
     """Why the file belongs to an installer now, and not to ``applied`` any more; None if it is ours."""
-    target = plan.target
-    recorded = plan.recorded.get(side.path)
+    recorded = target.recorded.get(side.path)
     other = target.release != applied.release
     as_patched = side.as_patched(current)
     if current is None:
         if side.before is None:
             return "is gone already"
-        if not target.packages:
-            return "is gone with its distribution"
+        if not target.is_installed:
+            return f"is gone with {applied.distribution} {applied.release or ''}".rstrip()
         if side.after is None:
-            fits = not plan.recorded or (side.before is not None and recorded == side.before.sha256)
+            fits = not target.record or (side.before is not None and recorded == side.before.sha256)
             return None if fits or not other else f"is not in {target.label}"
-        return f"is gone from {target.label}" if other or (plan.recorded and recorded is None) else None
+        return f"is gone from {target.label}" if other or (target.record and recorded is None) else None
     digest = Fingerprint.of_data(current.data).sha256
     if side.before is not None and side.before.sha256 == digest:
         # A patch that changes no more than the mode leaves these bytes, too.
-        return None if as_patched else "already has its pristine bytes"
+        if as_patched:
+            return None
+        again = recorded == digest
+        return f"is the file of {target.label} again" if again else "has its pristine bytes again"
     if recorded == digest:
         return f"is the file of {target.label}, installed after '{applied.patch}'"
     if other and side.before is not None and not (as_patched and recorded in (None, side.before.sha256)):
         return f"is not the file that '{applied.patch}' was applied to, now that {target.label} is installed"
     return None
-
-
-def installed_over(plan: Plan, applied: Applied) -> bool:
-    """Whether an installer has replaced files of ``applied``, and nothing else happened to them."""
-    if plan.target.release != applied.release:
-        return True
-    replaced = False
-    for path in sorted(applied.touched()):
-        top = plan.state.top(path)
-        if top is None:
-            continue
-        side = next(one for one in sides(top[1]) if one.path == path)
-        current = plan.overlay.read(path)
-        if side.as_patched(current):
-            continue
-        if not_ours(plan, top[0], side, current) is None:
-            return False
-        replaced = True
-    return replaced
 
 
 def _pristine(plan: Plan, applied: Applied, side: Side, as_patched: Reader | None) -> Entry:
@@ -232,11 +212,3 @@ def _drop_backup(plan: Plan, applied: Applied, side: Side) -> None:
         plan.keep(Kept(backup, applied.patch, side.before.sha256))
         return
     plan.overlay.entries[backup] = None
-
-
-def parents(path: str) -> list[str]:
-    """The folders above ``path``, innermost first."""
-    found = []
-    while path := os.path.dirname(path):
-        found.append(path)
-    return found

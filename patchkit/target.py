@@ -115,7 +115,13 @@ class Target:
 
     @property
     def label(self) -> str:
-        return f"{self.distribution} {self.release or '(release unknown)'}"
+        unknown = "(release unknown)" if self.is_installed else "(not installed)"
+        return f"{self.distribution} {self.release or unknown}"
+
+    @property
+    def is_installed(self) -> bool:
+        """False for a distribution that was removed while a patch was applied: only what we left is there."""
+        return bool(self.packages) or self.metadata is not None
 
     @cached_property
     def record(self) -> tuple[RecordEntry, ...]:
@@ -125,9 +131,9 @@ class Target:
         return read_record(self.metadata)
 
     @cached_property
-    def recorded(self) -> frozenset[str]:
-        """The root-relative paths that RECORD lists."""
-        return frozenset(os.path.normpath(entry.path) for entry in self.record)
+    def recorded(self) -> dict[str, str | None]:
+        """Root-relative path -> sha256 of what the installer says it installed; empty without a RECORD."""
+        return {os.path.normpath(entry.path): entry.sha256 for entry in self.record}
 
     @cached_property
     def neighbours(self) -> frozenset[str]:

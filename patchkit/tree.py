@@ -7,9 +7,12 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import REFUSED, PatchkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _CHUNK = 1 << 20
 
@@ -198,3 +201,16 @@ class Tree:
             missing.append(folder)
             folder = os.path.dirname(folder)
         return missing[::-1]
+
+
+def parents(path: str) -> list[str]:
+    """The folders above the relative ``path``, innermost first."""
+    found = []
+    while path := os.path.dirname(path):
+        found.append(path)
+    return found
+
+
+def innermost_first(folders: Iterable[str]) -> list[str]:
+    """Each folder once, in an order in which they can be removed."""
+    return sorted(set(folders), key=lambda name: (-name.count("/"), name))

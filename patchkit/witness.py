@@ -22,6 +22,7 @@ RECORD = "RECORD"
 GIT = "git"
 MANIFESTS = "manifests"
 NOTHING = "none"
+ABSENT = "absent"
 
 
 class GitFailedError(PatchkitError):
@@ -38,7 +39,9 @@ class GitFailedError(PatchkitError):
 
 @dataclass(frozen=True)
 class Offender:
-    """A file that is not as its witness says. ``kind``: modified, missing, unexpected, unreadable."""
+    """A file that is not as its witness or the stack says. ``kind``: modified, missing, unexpected,
+    unreadable, patched, or replaced (an installer's file where a patched one should be).
+    """
 
     path: str
     kind: str
@@ -71,6 +74,10 @@ def examine(
     """
     cache = StatCache(target.root)
     try:
+        if not target.is_installed:
+            testimony = Testimony(ABSENT)
+            _check_expected(target, expected, cache, testimony)
+            return testimony
         if target.record:
             return _by_record(target, expected, cache, foreign)
         if _in_repository(target.root) and _git_tracks(target):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from patchkit.catalog import Patch
+    from patchkit.state import Applied
 
 
 class SeveralDistributionsError(PatchkitError):
@@ -47,8 +48,17 @@ class Workspace:
         return environment(self.python, self.root)
 
     def target(self, distribution: str) -> Target:
-        """The installed ``distribution``; raises NotInstalledError."""
-        return locate(distribution, self.environment, lambda: self._packages(distribution))
+        """The installed ``distribution``. Raises NotInstalledError, UninstalledError if patches are left."""
+        try:
+            found = locate(distribution, self.environment, lambda: self._packages(distribution))
+        except NotInstalledError:
+            for root in self.state_roots():
+                if left := _applied(root, distribution):
+                    raise UninstalledError(root, left) from None
+            raise
+        if self.environment.python is None and _is_only_left(found):
+            raise UninstalledError(found.root, _applied(found.root, distribution))
+        return found
 
     def target_of(self, patches: Sequence[Patch]) -> Target:
         """The one target of all ``patches``."""
@@ -126,6 +136,39 @@ class Workspace:
             except PatchkitError:
                 continue
         return sorted(names)
+
+
+class UninstalledError(NotInstalledError):
+    """The distribution was uninstalled while patches were applied to it."""
+
+    code = "uninstalled"
+
+    def __init__(self, root: str, left: Sequence[Applied]) -> None:
+        names = ", ".join(f"'{applied.patch}'" for applied in left)
+        was = f"{left[0].distribution} {left[0].release or '(release unknown)'}"
+        super().__init__(
+            left[0].distribution,
+            f"{root}: {was} was uninstalled with {names} applied",
+            f"install it again, or 'patchkit restore' clears what is left of {names}",
+        )
+
+
+def _applied(root: str, distribution: str) -> list[Applied]:
+    return [applied for applied in State.load(root).stack if applied.distribution == distribution]
+
+
+def _is_only_left(target: Target) -> bool:
+    """Whether a folder without metadata holds no more of ``target`` than its patches left after an uninstall:
+    nothing says its release any more, and no file of it that they changed is there.
+    """
+    applied = _applied(target.root, target.distribution) if target.metadata is None else []
+    changed = [pin.path for one in applied for pin in one.manifest.files if pin.before and pin.after]
+    return (
+        bool(changed)
+        and target.release is None
+        and applied[0].release is not None
+        and not any(os.path.lexists(os.path.join(target.root, path)) for path in changed)
+    )
 
 
 def _uninstalled(root: str, distribution: str, env: Environment) -> Target:

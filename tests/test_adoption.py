@@ -130,6 +130,46 @@ def test_an_updated_patch_replaces_the_old_one_as_one_transaction(site, rooted, 
     assert snapshot(site) == pristine
 
 
+def stacked(patches, one, two):
+    """p1 makes ``one`` of the module, p2 on it ``two``, p3 on that adds a line and a file."""
+    support.write_patch(patches, "p1", DEMO["1.0"], {CORE: one, "demopkg/made/one.py": one})
+    support.write_patch(patches, "p2", {**DEMO["1.0"], CORE: one}, {CORE: two}, on=("p1",))
+    three = {CORE: two + b"three = 3\n", "demopkg/made/three.py": b""}
+    support.write_patch(patches, "p3", {**DEMO["1.0"], CORE: two}, three, on=("p1", "p2"))
+    return three[CORE]
+
+
+def test_an_updated_stack_is_replaced_as_one_transaction(site, rooted, patches):
+    pristine = snapshot(site)
+    stacked(patches, b"one = 1\n", b"one = 1\ntwo = 2\n")
+    rooted("apply", "p1", "p2", "p3")
+    before = snapshot(site)
+    top = stacked(patches, b"one = 11\n", b"one = 11\ntwo = 22\n")
+    for names in (["p1"], ["p1", "p2"], ["p1", "p3"], ["p3", "p1", "p2"]):
+        rooted("apply", *names, code=4)
+        assert snapshot(site) == before
+    assert "restore p2 p3 first, or name them after it" in rooted("apply", "p1", code=4).err
+    done = rooted("apply", "p1", "p2", "p3")
+    assert [line.split()[:2] for line in done.out.splitlines() if line.startswith(("rest", "appl"))] == [
+        *(["restored", name] for name in ("p3", "p2", "p1")),
+        *(["applied", name] for name in ("p1", "p2", "p3")),
+    ]
+    assert (site / CORE).read_bytes() == top
+    assert len((site / ".patchkit/history.jsonl").read_text().splitlines()) == 2
+    rooted("verify", "p1", "p2", "p3")
+    rooted("restore", "--verify")
+    assert snapshot(site) == pristine
+
+
+def test_an_updated_stack_whose_top_does_not_fit_any_more_stays_as_it_was(site, rooted, patches):
+    stacked(patches, b"one = 1\n", b"one = 1\ntwo = 2\n")
+    rooted("apply", "p1", "p2")
+    before = snapshot(site)
+    support.write_patch(patches, "p1", DEMO["1.0"], {CORE: b"one = 11\n"})
+    rooted("apply", "p1", "p2", code=4)
+    assert snapshot(site) == before
+
+
 def test_an_update_that_does_not_fit_leaves_the_old_one_applied(site, rooted, patches):
     rooted("apply", "p1")
     before = snapshot(site)

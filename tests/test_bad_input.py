@@ -139,6 +139,7 @@ def test_all_patches_or_none(site, rooted, patches):
 
 def test_a_missing_backup_that_cannot_be_rebuilt(site, rooted, patches):
     rooted("apply", "p1")
+    (patches / "p1").rename(patches / "elsewhere")  # its diff would do
     (site / "demopkg/core.py.bak_p1").unlink()
     (site / ".patchkit/applied/p1.patch").unlink()
     (patches / "p1/demopkg-1.0.patch").rename(patches / "elsewhere")

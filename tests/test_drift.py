@@ -153,7 +153,7 @@ def test_a_mode_that_was_undone_is_not_taken_for_the_patched_file(site, rooted, 
     support.write_patch(patches, "exec", DEMO["1.0"], {CORE: support.Content(DEMO["1.0"][CORE], 0o755)})
     rooted("apply", "exec")
     core.chmod(0o644)
-    assert f"pristine {CORE}" in rooted("status").out
+    assert f"{CORE} has its pristine bytes again" in rooted("status").out
     assert "is not executable, unlike what 'exec' makes it" in rooted("verify", code=1).out
     assert "is not executable" in rooted("check", "--expect", "exec", code=1).out
     rooted("apply", "exec")

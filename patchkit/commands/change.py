@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from patchkit import lease, recovery as recoveries, selection, transaction
@@ -60,8 +61,8 @@ def apply(workspace: Workspace, names: Sequence[str], *, holding: Holding, dry_r
     target = workspace.target_of(patches)
 
     def decide(plan: Plan) -> None:
-        for patch in patches:
-            plan.apply(patch)
+        for place, patch in enumerate(patches, start=1):
+            plan.apply(patch, later=[other.name for other in patches[place:]])
 
     return _change(workspace, target, decide, holding=holding, dry_run=dry_run)
 
@@ -158,12 +159,19 @@ def recover_target(workspace: Workspace, target: Target, holding: Holding) -> Re
     installed: dict[str, str | None] | None = None
     if journal is not None and (name := journal.history.get("distribution")):
         target = workspace.target_in(target.root, str(name))
-        known = target.record or not target.packages  # a checkout does not say what belongs to its release
+        known = (
+            target.record or not target.is_installed
+        )  # a checkout does not say what belongs to its release
         if known and target.release != journal.history.get("release"):
-            installed = {os.path.normpath(entry.path): entry.sha256 for entry in target.record}
-    return recoveries.recover(
+            installed = target.recorded
+    recovery = recoveries.recover(
         target.root, before_change=lambda files: holding.check(target, files), installed=installed
     )
+    if recovery is None or installed is None or journal is None:
+        return recovery
+    now = f"replaced by {target.label}" if target.is_installed else "uninstalled"
+    was = f"{target.distribution} {journal.history.get('release') or '(release unknown)'}"
+    return replace(recovery, over=f"{was} was {now} meanwhile")
 
 
 def _targets_to_restore(workspace: Workspace, names: Sequence[str]) -> list[Target]:
@@ -290,7 +298,7 @@ def write(target: Target, plan: Plan, holding: Holding, *, action: str = "change
     prepare(target.root)
     entry = record(
         plan.done[0][0] if plan.done else action,
-        [_patch_record(action, applied) for action, applied in plan.done],
+        [_patch_record(plan, action, applied) for action, applied in plan.done],
         distribution=target.distribution,
         release=target.release,
         mtime_ns=plan.overlay.latest_ns,
@@ -326,7 +334,8 @@ def _rescues(target: Target, plan: Plan) -> list[str]:
     return names
 
 
-def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
+def _patch_record(plan: Plan, action: str, applied: Applied) -> dict[str, Any]:
+    takeover = plan.takeovers.get(applied.patch) if action == "restore" else None
     return {
         "name": applied.patch,
         "action": action,
@@ -339,6 +348,7 @@ def _patch_record(action: str, applied: Applied) -> dict[str, Any]:
             }
             for pin in applied.manifest.files
         ],
+        **({"takeover": takeover.to_json()} if takeover else {}),
     }
 
 
@@ -366,10 +376,20 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
         lines.append(("warn", recovery.sentence()))
     lines += abandoned_lines(target)
     for action, applied in plan.done:
-        verb = f"would {action}" if dry_run else _PAST[action]
-        preposition = "from" if action == "restore" else "to"
-        lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
-        lines += [f"  {_describe(pin, undone=action == 'restore')}" for pin in applied.manifest.files]
+        undone = action == "restore"
+        takeover = plan.takeovers.get(applied.patch) if undone else None
+        if takeover is not None:
+            verb = "would clean up" if dry_run else "cleaned up"
+            lines.append(("good", f"{verb} after {applied.patch} in {target.root}: {takeover.sentence()}"))
+        else:
+            verb = f"would {action}" if dry_run else _PAST[action]
+            preposition = "from" if undone else "to"
+            lines.append(("good", f"{verb} {applied.patch} {preposition} {target.label} in {target.root}"))
+        lines += [
+            f"  {_describe(pin, undone=undone)}"
+            for pin in applied.manifest.files
+            if takeover is None or not takeover.files.keys() & {pin.path, pin.source}
+        ]
         if action != "restore":
             lines += [f"  backup {backup}" for backup in applied.backups()]
     lines += plan.notes
@@ -383,7 +403,7 @@ def _result(target: Target, plan: Plan, recovery: Recovery | None, *, dry_run: b
             "dry_run": dry_run,
             "changed": bool(plan.done) and not dry_run,
             "done": [
-                {**_patch_record(action, applied), "backups": list(applied.backups())}
+                {**_patch_record(plan, action, applied), "backups": list(applied.backups())}
                 for action, applied in plan.done
             ],
             "notes": list(plan.notes),

@@ -10,18 +10,21 @@ from patchkit import lease
 from patchkit.errors import NO, PatchkitError
 from patchkit.journal import Journal
 from patchkit.lock import holder, is_locked
+from patchkit.overlay import Overlay
 from patchkit.plan import expectations
 from patchkit.report import Result
 from patchkit.selection import public
 from patchkit.state import State
+from patchkit.takeover import PUT_BACK, find_takeover
 from patchkit.tree import info
-from patchkit.witness import MANIFESTS, NOTHING, Offender, Testimony, examine
+from patchkit.witness import ABSENT, MANIFESTS, NOTHING, Offender, Testimony, examine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 
     from patchkit.catalog import Catalog, Variant
     from patchkit.state import Applied
+    from patchkit.takeover import Takeover
     from patchkit.target import Target
     from patchkit.workspace import Workspace
 
@@ -35,6 +38,7 @@ class Verdict:
     applied: list[str] = field(default_factory=list)
     offenders: list[Offender] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    takeovers: list[Takeover] = field(default_factory=list)
 
     def _proof(self) -> str:
         pins = " and the pinned digests" if self.applied else ""
@@ -56,6 +60,7 @@ class Verdict:
         where = f"{self.target.label} in {self.target.root}"
         on = f" with {', '.join(self.applied)} applied" if self.applied else ""
         proof = {
+            ABSENT: "nothing that patchkit put there is left",
             MANIFESTS: "no RECORD and no git here: only the files that patches are pinned to were compared",
             NOTHING: "no RECORD, no git and no pinned file: nothing to compare with",
         }.get(self.testimony.witness, self._proof())
@@ -80,6 +85,7 @@ class Verdict:
             "applied": self.applied,
             "offenders": [offender.to_json() for offender in self.offenders],
             "complaints": self.complaints,
+            "takeovers": [takeover.to_json() for takeover in self.takeovers],
         }
 
 
@@ -116,10 +122,14 @@ def verify(workspace: Workspace, names: Sequence[str] = ()) -> Result:
     return _result(verdicts, label="verified")
 
 
-def _undone_modes(target: Target, state: State, own: Sequence[Applied]) -> Iterator[Offender]:
-    """Files that a patch made executable, or not, and that are no more."""
+def _undone_modes(
+    target: Target, state: State, own: Sequence[Applied], taken: AbstractSet[str]
+) -> Iterator[Offender]:
+    """Files that a patch made executable, or not, and that are no more; not those in ``taken``."""
     for applied in own:
         for pin in applied.manifest.files:
+            if pin.path in taken:
+                continue
             top = state.top(pin.path)
             found = info(os.path.join(target.root, pin.path))
             if top is None or top[0] is not applied or found is None or pin.mode_holds(found.st_mode):
@@ -136,12 +146,24 @@ def judge(
     own = [applied for applied in state.stack if applied.distribution == target.distribution]
     expected: dict[str, str | None] = {}
     patched: dict[str, str] = {}
+    wanting: list[Offender] = []
+    takeovers: dict[str, Takeover] = {}
+    taken: dict[str, str] = {}
     for applied in own:
-        expected.update(expectations(applied, state))
+        takeover = find_takeover(target, state, applied, Overlay(target.root, 0).read)
+        if takeover is not None:
+            takeovers[applied.patch] = takeover
+            taken.update(takeover.files)
+        pins = expectations(applied, state)
+        # What an installer put there since is for the witness to judge.
+        expected.update((path, sha256) for path, sha256 in pins.items() if path not in taken)
         for backup, pin in applied.backups().items():
             expected[backup] = pin.before.sha256 if pin.before else None
         if applied.patch not in expect:
-            patched.update(dict.fromkeys(applied.touched() | set(applied.backups()), applied.patch))
+            how = f"by {applied.patch}" if takeover is None else f"left of {applied.patch}"
+            patched.update(dict.fromkeys((applied.touched() - taken.keys()) | set(applied.backups()), how))
+        elif takeover is not None:
+            wanting += _wanting(target, pins, takeover)
     for kept in state.kept:
         if os.path.lexists(os.path.join(target.root, kept.path)):  # whoever kept it may also delete it
             expected.setdefault(kept.path, kept.sha256)
@@ -149,31 +171,28 @@ def judge(
     foreign = {path for applied in others for path in (*applied.touched(), *applied.backups())}
     testimony = examine(target, expected, lambda: _pinned(target, catalog), foreign)
     names = [applied.patch for applied in own]
-    verdict = Verdict(target, testimony, names)
+    verdict = Verdict(target, testimony, names, takeovers=list(takeovers.values()))
     verdict.offenders = [_recognised(target, catalog, offender) for offender in testimony.offenders]
     named = {offender.path for offender in verdict.offenders}
-    verdict.offenders += [one for one in _undone_modes(target, state, own) if one.path not in named]
+    by_hand = {path for one in takeovers.values() if one.what == PUT_BACK for path in one.files}
+    modes = list(_undone_modes(target, state, own, taken.keys() - by_hand))
+    named |= {offender.path for offender in modes}
+    verdict.offenders += modes + [one for one in wanting if one.path not in named]
     drifted = {offender.path for offender in verdict.offenders}
     verdict.offenders += [
-        Offender(path, "patched", f"by {patch}")
-        for path, patch in sorted(patched.items())
+        Offender(path, "patched", how)
+        for path, how in sorted(patched.items())
         if path not in drifted and os.path.lexists(os.path.join(target.root, path))
     ]
     verdict.offenders.sort(key=lambda offender: offender.path)
-    unexpected = [name for name in names if name not in expect]
+    unexpected = [name for name in names if name not in expect and name not in takeovers]
     if unexpected:
         verdict.complaints.append(
             f"applied: {', '.join(unexpected)} (patchkit restore {' '.join(unexpected)})"
         )
     if exactly:
         verdict.complaints += [f"{name} is expected but not applied" for name in sorted(expect - set(names))]
-    for applied in own:
-        if applied.release != target.release:
-            now = target.label if target.packages else f"{target.distribution} is gone"
-            verdict.complaints.append(
-                f"{applied.patch} was applied to {applied.distribution} {applied.release}, now {now}: "
-                "it was upgraded, reinstalled or removed underneath (patchkit restore cleans up)"
-            )
+    verdict.complaints += [f"{one.sentence()}; {one.advice()}" for one in takeovers.values()]
     journal = Journal.load(target.root)
     if journal is not None:
         verdict.complaints.append(
@@ -187,6 +206,14 @@ def judge(
         if one.distribution == target.distribution
     ]
     return verdict
+
+
+def _wanting(target: Target, pins: dict[str, str | None], takeover: Takeover) -> Iterator[Offender]:
+    """The files that should be as patched, and are an installer's now."""
+    for path, reason in takeover.files.items():
+        there = os.path.lexists(os.path.join(target.root, path))
+        if path in pins and (there or pins[path] is not None):
+            yield Offender(path, "replaced" if there else "missing", reason.removeprefix("is "))
 
 
 def _pinned(target: Target, catalog: Catalog) -> dict[str, set[str]]:
@@ -235,7 +262,8 @@ def _recognised(target: Target, catalog: Catalog, offender: Offender) -> Offende
 
 def _result(verdicts: Sequence[Verdict], *, label: str) -> Result:
     clean = all(verdict.clean for verdict in verdicts)
-    errors = [
+    errors = [NotCleanError(complaint) for verdict in verdicts for complaint in verdict.complaints]
+    errors += [
         NotCleanError(f"{one.path} is {one.kind}" + (f" ({one.detail})" if one.detail else ""), path=one.path)
         for verdict in verdicts
         for one in verdict.offenders

@@ -6,9 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import PatchkitError
+from patchkit.overlay import Overlay
 from patchkit.report import Result
 from patchkit.selection import choose, public
 from patchkit.state import State
+from patchkit.takeover import find_takeover
 
 if TYPE_CHECKING:
     from patchkit.catalog import Patch, Variant
@@ -107,8 +109,12 @@ def _state(workspace: Workspace, patch: Patch) -> str:
         target = workspace.target(patch.distribution)
     except PatchkitError:
         return f"{patch.distribution} not installed"
-    applied = {one.patch for one in State.load(target.root).stack}
-    if patch.name in applied or (patch.members and set(patch.members) <= applied):
+    state = State.load(target.root)
+    applied = {one.patch: one for one in state.stack}
+    if patch.name in applied:
+        takeover = find_takeover(target, state, applied[patch.name], Overlay(target.root, 0).read)
+        return "applied" if takeover is None else f"applied, then {takeover.what}"
+    if patch.members and set(patch.members) <= applied.keys():
         return "applied"
     if patch.members:
         return "available"

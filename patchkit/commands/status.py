@@ -11,14 +11,17 @@ from patchkit.errors import NO
 from patchkit.history import History
 from patchkit.journal import Journal
 from patchkit.lock import holder, is_locked
+from patchkit.overlay import Overlay
 from patchkit.report import Result
 from patchkit.selection import Reader, choose, is_before
 from patchkit.state import State
+from patchkit.takeover import find_takeover
 from patchkit.tree import Tree, is_there
 
 if TYPE_CHECKING:
     from patchkit.manifest import FilePin
     from patchkit.state import Applied
+    from patchkit.takeover import Takeover
     from patchkit.target import Target
     from patchkit.workspace import Workspace
 
@@ -60,9 +63,10 @@ def status(workspace: Workspace) -> Result:
             )
         _add_sessions(target, entry, lines)
         for applied in own:
-            files = [_file(target, state, applied, pin) for pin in applied.manifest.files]
-            entry["stack"].append(_applied_json(applied, files))
-            lines += _applied_lines(target, applied, files)
+            takeover = find_takeover(target, state, applied, Overlay(target.root, 0).read)
+            files = [_file(target, state, applied, pin, takeover) for pin in applied.manifest.files]
+            entry["stack"].append(_applied_json(applied, files, takeover))
+            lines += _applied_lines(target, applied, files, takeover)
         lines += [
             ("warn", f"  {name}: applied by hand; 'patchkit apply {name}' adopts it") for name in by_hand
         ]
@@ -118,7 +122,9 @@ def _record_line(entry: dict[str, Any]) -> str:
     return f"{when}  {entry.get('user')}@{entry.get('host')}  {what or entry.get('action')}{override}"
 
 
-def _file(target: Target, state: State, applied: Applied, pin: FilePin) -> dict[str, Any]:
+def _file(
+    target: Target, state: State, applied: Applied, pin: FilePin, takeover: Takeover | None
+) -> dict[str, Any]:
     top = state.top(pin.path)
     covered = top[0].patch if top is not None and top[0] is not applied else None
     return {
@@ -126,6 +132,11 @@ def _file(target: Target, state: State, applied: Applied, pin: FilePin) -> dict[
         "change": pin.change,
         "state": file_state(target, pin, covered),
         "covered_by": covered,
+        "now": [
+            f"{path} {takeover.files[path]}"
+            for path in (pin.source, pin.path)
+            if takeover is not None and path in takeover.files
+        ],
     }
 
 
@@ -145,32 +156,37 @@ def file_state(target: Target, pin: FilePin, covered: str | None) -> str:
     return PRISTINE if pin.before is not None and found[0] == pin.before.sha256 else DRIFTED
 
 
-def _applied_json(applied: Applied, files: list[dict[str, Any]]) -> dict[str, Any]:
+def _applied_json(applied: Applied, files: list[dict[str, Any]], takeover: Takeover | None) -> dict[str, Any]:
     return {
         "patch": applied.patch,
         "release": applied.release,
         "applied_at": applied.applied_at,
         "diff_sha256": applied.manifest.diff_sha256,
         "override": applied.override,
+        "takeover": takeover.to_json() if takeover else None,
         "files": files,
         "backups": list(applied.backups()),
     }
 
 
 def _applied_lines(
-    target: Target, applied: Applied, files: list[dict[str, Any]]
+    target: Target, applied: Applied, files: list[dict[str, Any]], takeover: Takeover | None
 ) -> list[str | tuple[str, str]]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(applied.applied_at))
     lines: list[str | tuple[str, str]] = [f"  {applied.patch}  applied {when}"]
     if applied.override:
         lines.append(("warn", f"    guard overridden: {applied.override}"))
-    if applied.release != target.release:
-        lines.append(("bad", f"    applied to {applied.release}, but {target.label} is there now"))
+    if takeover is not None:
+        lines.append(("bad", f"    {takeover.sentence()}; {takeover.advice()}"))
     for file in files:
-        good = file["state"] == PATCHED
+        if file["now"]:
+            lines += [("bad", f"    {text}") for text in file["now"]]
+            continue
+        good = file["state"] == PATCHED and takeover is None
         text = f"    {file['state']} {file['path']}" + (
             f" (then {file['covered_by']})" if file["covered_by"] else ""
         )
+        text += f" (left of {applied.patch})" if takeover is not None and file["state"] == PATCHED else ""
         lines.append(text if good else ("bad", text))
     for backup, pin in applied.backups().items():
         found = Tree(target.root).digest(backup)
