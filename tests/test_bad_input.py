@@ -142,14 +142,13 @@ def test_a_missing_backup_that_cannot_be_rebuilt(site, rooted, patches):
     (patches / "p1").rename(patches / "elsewhere")  # its diff would do
     (site / "demopkg/core.py.bak_p1").unlink()
     (site / ".patchkit/applied/p1.patch").unlink()
-    (patches / "p1/demopkg-1.0.patch").rename(patches / "elsewhere")
     before = snapshot(site)
     done = rooted("restore", code=4)
     assert "demopkg/core.py.bak_p1 is missing" in done.err
     assert "reinstall demopkg" in done.err
     assert done.err.count("\n") == 1
     assert snapshot(site) == before
-    (patches / "elsewhere").rename(patches / "p1/demopkg-1.0.patch")
+    (patches / "elsewhere").rename(patches / "p1")
     rooted("restore", "--verify")  # the folder has the very diff, which undone gives the bytes
     assert support.files(site) == DEMO["1.0"]
 
