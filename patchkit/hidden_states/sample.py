@@ -94,15 +94,18 @@ def _token_difference(found: Any, expected: Any) -> str:
 def fingerprint(sample: Sample) -> dict[str, Any]:
     """What is remembered of a packed sample, to recognise it again and to say what became of it.
 
-    ``layers`` has for each state its digest (xxh3-128 of the bf16 bytes) and ``edges``, the digests of
-    its first two and last two rows, by which a shift is recognised.
+    ``layers`` has for each state its ``k``, its digest (xxh3-128 of the bf16 bytes) and ``edges``, the
+    digests of its first two and last two rows, by which a shift is recognised.
     """
     return {
         "tokens": sample.tokens,
         "loss_tokens": int(sample.loss_mask.sum()),
         "sequence_sha256": sequence_key(sample.input_ids),
         "mask_xxh3": state_digest(sample.loss_mask),
-        "layers": [{"xxh3": state_digest(state), "edges": edges(state)} for state in sample.states],
+        "layers": [
+            {"k": k, "xxh3": state_digest(state), "edges": edges(state)}
+            for k, state in zip(sample.layers, sample.states, strict=True)
+        ],
     }
 
 

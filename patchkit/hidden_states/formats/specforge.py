@@ -9,6 +9,8 @@ from patchkit.hidden_states.formats.torch_file import load, save
 from patchkit.hidden_states.sample import Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from patchkit.hidden_states.plan import Plan
 
 ROWS_A_FOLDER = 2000
@@ -59,3 +61,6 @@ class SpecForge:
 
     def finish(self, folder: str, plan: Plan) -> None:
         """Nothing beside the samples."""
+
+    def faults(self, folder: str, lengths: Sequence[int]) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        yield from ()
