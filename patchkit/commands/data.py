@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from patchkit.errors import NO
 from patchkit.hidden_states.dataset import PROVENANCE, RECORD, Dataset, Growing, tidy
 from patchkit.hidden_states.dump import Spool
-from patchkit.hidden_states.errors import DatasetError, IncompleteError, ModelError, need
+from patchkit.hidden_states.errors import DatasetError, IncompleteError, ModelError, UnknownNormError, need
 from patchkit.hidden_states.files import write_json
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.model import FinalNorm, ModelConfig
@@ -138,7 +138,7 @@ def validate(
     ]
     if not findings.normed_checked:
         lines.append(
-            ("warn", "  no verifier at hand: on which side of its norm the last state is, was not checked")
+            ("warn", "  no verifier whose norm is known: the side of the last state was not checked")
         )
     lines += [("bad", f"  {error}") for error in findings.errors[:SHOWN]]
     if len(findings.errors) > SHOWN:
@@ -150,7 +150,11 @@ def validate(
 def inspect(dataset: Dataset, verifier: str | None, *, workers: int | None, quiet: bool) -> Findings:
     """The findings of a validation, with the verifier that the data set names if it is there."""
     model = verifier or dataset.record.get("verifier")
-    norm, config = final_norm(model, required=bool(verifier)), model_config(model)
+    try:
+        norm = final_norm(model, required=bool(verifier))
+    except UnknownNormError:
+        norm = None
+    config = model_config(model)
     with Progress("validate", dataset.samples, quiet=quiet) as progress:
 
         def show(findings: Findings) -> None:

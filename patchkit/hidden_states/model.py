@@ -8,10 +8,30 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.hidden_states.errors import ModelError, need
+from patchkit.hidden_states.errors import ModelError, UnknownNormError, need
 
 _FINAL_NORM = re.compile(r"(?:^|\.)(?:model|language_model|transformer|backbone)\.norm(?:_f)?\.weight$")
 _NOT_TEXT = re.compile(r"vision|visual|image|audio|mtp|encoder")
+
+# The types whose final norm was compared with Transformers' own; of a new one nothing is assumed, since
+# one that is computed wrongly cannot be seen in the data. x / rms(x) * weight:
+_PLAIN = """
+afmoe apertus arcee bailing_hybrid bitnet cwm deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
+diffllama doge dots1 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone4 exaone_moe flex_olmo
+gemma3n_text gemma4_text glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_moe_dsa
+gpt_oss granite granitemoe granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
+jetmoe kimi_linear llama llama4_text longcat_flash mimo_v2_flash minicpm3 minimax minimax_m2
+ministral ministral3 mistral mistral4 mixtral mllama_text_model olmo2 olmo3 olmo_hybrid olmoe phi3
+phi4_multimodal qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe
+qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open youtu
+"""
+# DeepSeek's text model under names that only their own code knows:
+_DEEPSEEK = ("kimi_k2", "kimi_k25")
+# These store the weight less one:
+_LESS_ONE = """
+gemma gemma2 gemma3_text minimax_m3_vl_text qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text
+qwen3_next step3p5 vaultgemma
+"""
 
 
 @dataclass(frozen=True)
@@ -70,8 +90,10 @@ class FinalNorm:
 
     @classmethod
     def read(cls, config: ModelConfig) -> FinalNorm:
-        """From the safetensors of the checkpoint. Raises ModelError."""
+        """From the safetensors of the checkpoint. Raises ModelError, UnknownNormError."""
         safetensors, torch = need("safetensors"), need("torch")
+        if config.model_type not in (*_PLAIN.split(), *_DEEPSEEK, *_LESS_ONE.split()):
+            raise UnknownNormError(config.path, config.model_type)
         file, name = _find_norm(config.path)
         with safetensors.safe_open(os.path.join(config.path, file), framework="pt") as tensors:
             weight = tensors.get_tensor(name).to(torch.float32)
@@ -79,8 +101,8 @@ class FinalNorm:
                 raise ModelError(config.path, f"its final norm {name} has a bias: no RMS norm")
         if weight.shape != (config.hidden_size,):
             raise ModelError(config.path, f"{name} is {list(weight.shape)}, not [{config.hidden_size}]")
-        if config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5")):
-            weight = weight + 1  # these store the weight less one
+        if config.model_type in _LESS_ONE.split():
+            weight = weight + 1
         return cls(weight, config.norm_epsilon)
 
     def __call__(self, state: Any) -> Any:
