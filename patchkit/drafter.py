@@ -143,7 +143,8 @@ def _trained_on(config: dict[str, Any], folder: str) -> tuple[int, ...]:
 
 
 def _verifier(config: dict[str, Any], folder: str) -> str:
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    own = config.get("speculators_config")
+    verifier = own.get("verifier") if isinstance(own, dict) else None
     names = verifier.get("architectures") if isinstance(verifier, dict) else None
     if not isinstance(names, list) or not names:
         raise TrainerError(

@@ -264,7 +264,7 @@ class Dataset:
         return os.path.join(self.folder, self.format.path(row))
 
     def read(self, row: int) -> Sample:
-        """The sample of ``row``. Raises BadSampleError."""
+        """The sample of ``row``. Raises BadSampleError, DatasetError."""
         return self.format.read(self.path(row), self.layers, self._row_tokens(row))
 
     def row_tokens(self, row: int) -> tuple[Any, Any] | None:
@@ -275,8 +275,11 @@ class Dataset:
             if self._tokens is None and self._has_tokens:
                 self._tokens = self.format.tokens(self.folder)
                 self._has_tokens = self._tokens is not None
-        if self._tokens is None or row >= len(self._tokens):
+        if self._tokens is None:
             return None
+        if row >= len(self._tokens):
+            reason = f"has {len(self._tokens)} rows of tokens for {self.samples} samples"
+            raise DatasetError(self._tokens.path, reason)
         return self._tokens.row(row)
 
     def vocabulary(self) -> tuple[str, str] | None:

@@ -40,7 +40,9 @@ def _object(value: Any) -> bool:
 
 
 def _skipped(value: Any) -> bool:
-    return isinstance(value, list) and all(_object(one) and {"line", "reason"} <= set(one) for one in value)
+    return isinstance(value, list) and all(
+        _object(one) and "line" in one and _text(one.get("reason")) for one in value
+    )
 
 
 _RECORD: Checks = {
@@ -67,7 +69,7 @@ _ENTRY: Checks = {
     "row": ("a number", _count),
     "line": ("a number", _count),
     "bytes": ("a number", _count),
-    "tokens": ("a number", _count),
+    "tokens": ("a positive number", _some),
     "loss_tokens": ("a number", _count),
     "sequence_sha256": ("a digest", _text),
     "mask_xxh3": ("a digest", _text),

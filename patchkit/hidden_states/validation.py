@@ -116,14 +116,12 @@ class _Judge:
         sample = self.dataset.read(row)
         tokens = self.dataset.row_tokens(row)
         try:
-            check(sample, path, None if tokens is None else tokens[0])
+            check(sample, path, None if tokens is None else tokens[0], self.dataset.hidden_size)
         except BadSampleError as error:
             if error.kind == "rows":
                 self._accuse_other(sample, entry, path)
             raise
         self._check_norm(sample, path)
-        if sample.loss_mask is None:
-            raise BadSampleError(path, "loss-mask", "the data set has no such row")
         found = fingerprint(sample)
         if found["sequence_sha256"] != entry["sequence_sha256"]:
             raise BadSampleError(path, "tokens", "its token ids are not those that were packed")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import NO, USAGE, PatchkitError
 from patchkit.hidden_states.dataset import VOCABULARY, Dataset
-from patchkit.hidden_states.errors import need
+from patchkit.hidden_states.errors import BadSampleError, need
 from patchkit.hidden_states.files import durable
 
 if TYPE_CHECKING:
@@ -193,4 +193,7 @@ def _token_rows(dataset: Dataset) -> Iterator[tuple[Any, Any]]:
         if tokens is None:
             sample = dataset.read(row)
             tokens = sample.input_ids, sample.loss_mask
-        yield tokens[0].numpy(), tokens[1].numpy()
+        ids, mask = tokens
+        if ids.shape != mask.shape or (len(ids) and int(ids.min()) < 0):
+            raise BadSampleError(dataset.path(row), "tokens", "its ids are none, or not as many as its mask")
+        yield ids.numpy(), mask.numpy()

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 from patchkit.hidden_states.errors import BadSampleError, need
 from patchkit.hidden_states.files import durable, parsed, write_json
 from patchkit.hidden_states.plan import COLUMNS, Plan
-from patchkit.hidden_states.sample import Sample
+from patchkit.hidden_states.sample import Sample, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +92,8 @@ class Speculators:
             raise BadSampleError(path, "missing", "no such file") from None
         except Exception as error:  # noqa: BLE001 (the library has errors of its own)
             raise BadSampleError(path, "unreadable", str(error)) from None
-        if states.dim() != 3 or states.shape[1] != len(layers):
+        ids, states = tensor(path, "token_ids", ids, 1), tensor(path, "hidden_states", states, 3)
+        if states.shape[1] != len(layers):
             raise BadSampleError(
                 path, "shape", f"hidden_states is {list(states.shape)}, not [T, {len(layers)}, H]"
             )

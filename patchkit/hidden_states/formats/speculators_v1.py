@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 from patchkit.hidden_states.errors import BadSampleError, need
 from patchkit.hidden_states.files import durable, parsed
 from patchkit.hidden_states.formats.torch_file import load, save
-from patchkit.hidden_states.sample import Sample
+from patchkit.hidden_states.sample import Sample, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,9 +45,11 @@ class SpeculatorsV1:
     def read(self, path: str, layers: tuple[int, ...], tokens: Any) -> Sample:  # noqa: ARG002
         loaded = load(path, ("input_ids", "loss_mask", "hidden_states"))
         states = loaded["hidden_states"]
-        if not isinstance(states, list) or any(state.dim() != 2 for state in states):
+        if not isinstance(states, list):
             raise BadSampleError(path, "shape", "hidden_states is no list of [T, H]")
-        return Sample(loaded["input_ids"], loaded["loss_mask"], states, layers)
+        states = [tensor(path, f"hidden_states[{at}]", state, 2) for at, state in enumerate(states)]
+        ids, mask = (tensor(path, name, loaded[name], 1) for name in ("input_ids", "loss_mask"))
+        return Sample(ids, mask, states, layers)
 
     def tokens(self, folder: str) -> Plan | None:  # noqa: ARG002
         return None
