@@ -123,6 +123,8 @@ class Training:
         return arguments
 
     def _specforge(self) -> list[str]:
+        from patchkit.hidden_states.vocabulary import Mapping
+
         dataset = self.dataset
         if not dataset.format.normed:
             raise DatasetError(
@@ -134,6 +136,7 @@ class Training:
         mapping = os.path.join(folder, "vocab_mapping", "vocab_mapping.pt")
         if not os.path.exists(mapping):
             raise DatasetError(folder, "has no vocabulary mapping", "patchkit vocab build makes it")
+        Mapping.of(dataset)
         if not any(one in ("-c", "--config") or one.startswith("--config=") for one in self.extra):
             raise TrainerError(
                 "specforge needs a run configuration", "give it after '--': -- --config run.yaml"
