@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from patchkit.errors import NO
 from patchkit.hidden_states.dataset import PROVENANCE, RECORD, Dataset, Growing, tidy
 from patchkit.hidden_states.dump import Spool
-from patchkit.hidden_states.errors import DatasetError, IncompleteError, ModelError, need
+from patchkit.hidden_states.errors import DatasetError, IncompleteError, ModelError, UnknownNormError, need
 from patchkit.hidden_states.files import write_json
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.model import FinalNorm, ModelConfig
@@ -138,7 +138,7 @@ def validate(
     ]
     if not findings.normed_checked:
         lines.append(
-            ("warn", "  no verifier at hand: on which side of its norm the last state is, was not checked")
+            ("warn", "  no verifier whose norm is known: the side of the last state was not checked")
         )
     lines += [("bad", f"  {error}") for error in findings.errors[:SHOWN]]
     if len(findings.errors) > SHOWN:
@@ -149,7 +149,12 @@ def validate(
 
 def inspect(dataset: Dataset, verifier: str | None, *, workers: int | None, quiet: bool) -> Findings:
     """The findings of a validation, with the verifier that the data set names if it is there."""
-    norm = final_norm(verifier, required=True) if verifier else final_norm(dataset.record.get("verifier"))
+    model = verifier or dataset.record.get("verifier")
+    try:
+        norm = final_norm(model, required=bool(verifier))
+    except UnknownNormError:
+        norm = None
+    config = model_config(model)
     with Progress("validate", dataset.samples, quiet=quiet) as progress:
 
         def show(findings: Findings) -> None:
@@ -161,7 +166,15 @@ def inspect(dataset: Dataset, verifier: str | None, *, workers: int | None, quie
                 errors=len(findings.errors) - counts.errors,
             )
 
-        return validate_dataset(dataset, norm, workers=workers or usable_cores(), progress=show)
+        return validate_dataset(dataset, norm, config, workers=workers or usable_cores(), progress=show)
+
+
+def model_config(model: str | None) -> ModelConfig | None:
+    """The sizes of the checkpoint at ``model``; None where they are not to be had."""
+    try:
+        return ModelConfig.read(model) if model is not None else None
+    except ModelError:
+        return None
 
 
 def final_norm(model: str | None, *, required: bool = False) -> FinalNorm | None:
@@ -247,8 +260,7 @@ def vocab_check(folder: str, *, target: int | None, verifier: str | None) -> Res
     from patchkit.hidden_states.vocabulary import Mapping, count_tokens
 
     dataset = Dataset(folder)
-    mapping = Mapping.load(folder)
-    mapping.check(_target_size(dataset, target, verifier))
+    mapping = Mapping.of(dataset, _target_size(dataset, target, verifier))
     return _vocab_result(dataset, mapping, [], mapping.coverage(count_tokens(dataset)))
 
 

@@ -108,6 +108,20 @@ class ModelError(PatchkitError):
         super().__init__(f"{path}: {reason}", path=path, hint=hint)
 
 
+class UnknownNormError(ModelError):
+    """A checkpoint whose final norm is none that patchkit can compute."""
+
+    code = "unknown-norm"
+
+    def __init__(self, path: str, model_type: str) -> None:
+        self.model_type = model_type
+        super().__init__(
+            path,
+            f"how models of the type {model_type!r} compute their final norm is not known here",
+            "use a format that keeps the last state before the norm",
+        )
+
+
 class ServerError(PatchkitError):
     """The engine's server did not start, or ended, or answered with an error."""
 

@@ -175,7 +175,7 @@ def convert(
         if growing.has(row):
             return 0
         sample = source.read(row)
-        check(sample, source.path(row))
+        check(sample, source.path(row), hidden_size=source.hidden_size)
         if fingerprint(sample)["layers"] != entry["layers"]:
             raise BadSampleError(source.path(row), "changed", "its states are not those that were packed")
         own = normed(sample, norm) if target.normed else sample
