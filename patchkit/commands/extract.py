@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -16,13 +15,13 @@ from patchkit.commands.data import dataset_result, final_norm, finished, one_thr
 from patchkit.errors import USAGE, PatchkitError
 from patchkit.hidden_states.dataset import PROVENANCE, Growing
 from patchkit.hidden_states.dump import Spool, file_sha256
-from patchkit.hidden_states.errors import DatasetError, ModelError
+from patchkit.hidden_states.errors import DatasetError, ModelError, ServerError
 from patchkit.hidden_states.extraction import Extraction
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.model import ModelConfig
 from patchkit.hidden_states.pack import Packer, begin, usable_cores
 from patchkit.hidden_states.progress import Progress
-from patchkit.hidden_states.server import PATCHES, Launched, SessionError, healthy
+from patchkit.hidden_states.server import PATCHES, Launched, SessionError, healthy, served_model
 from patchkit.hidden_states.source import Source
 
 if TYPE_CHECKING:
@@ -42,6 +41,17 @@ class LayersError(PatchkitError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"--layers: {reason}")
+
+
+class ServerArgumentError(PatchkitError):
+    code = "bad-server-argument"
+    exit_code = USAGE
+
+    def __init__(self, argument: str) -> None:
+        super().__init__(
+            f"--server-arg={argument}: patchkit itself says which model is served, and where",
+            hint="name the model with --model",
+        )
 
 
 @dataclass(frozen=True)
@@ -70,12 +80,12 @@ class Request:
     quiet: bool
 
     def spool_folder(self) -> str:
-        if self.spool is not None:
-            return os.path.abspath(self.spool)
+        """Where other people's servers dump to; for our own one a folder made for this data set alone."""
         if self.urls:
-            return DEFAULT_SPOOL
+            return os.path.abspath(self.spool or DEFAULT_SPOOL)
         own = hashlib.sha256(os.fsencode(os.path.realpath(self.out))).hexdigest()[:12]
-        return f"/dev/shm/patchkit-{own}"  # noqa: S108 (memory, made for this data set alone, mode 700)
+        parent = os.path.abspath(self.spool or "/dev/shm")  # noqa: S108 (memory; the folder has mode 700)
+        return os.path.join(parent, f"patchkit-{own}")
 
 
 def extract(workspace: Workspace, request: Request) -> Result:
@@ -84,17 +94,21 @@ def extract(workspace: Workspace, request: Request) -> Result:
     layers = _layers(request.layers, config)
     one_thread_each()
     norm = final_norm(request.model, required=FORMATS[request.format_name].normed)
+    spool = Spool(request.spool_folder())
     if done := finished(request.out, resume=request.resume):
+        if not request.urls:
+            spool.discard(records=True)  # of a run that died after its last step
         return done
     patches = () if request.urls else request.patches or (_patch_for(request.model),)
-    _require_servers(request.urls)
+    model_path = _served(request)
+    if not request.urls:
+        spool.require_own()
     growing = _growing(request, config, layers)
-    spool = Spool(request.spool_folder())
     launched = None if request.urls else _launched(workspace, request, patches, layers, spool.folder)
     began, before = time.time(), len(growing.plan) - len(growing.missing)
     progress = Progress("extract", len(growing.plan), before, quiet=request.quiet)
     extraction = Extraction(
-        Packer(growing, norm, delete=True),
+        Packer(growing, norm, delete=True, model_path=model_path),
         spool,
         request.urls or (launched.url if launched else "",),
         state_bytes=len(layers) * config.hidden_size * 2,
@@ -127,8 +141,8 @@ def extract(workspace: Workspace, request: Request) -> Result:
                 "spool": {"folder": spool.folder, "limit": request.spool_limit, "reserved": extraction.peak},
             },
         )
-        if launched is not None and outcome == "finished":
-            shutil.rmtree(spool.folder, ignore_errors=True)
+        if launched is not None:
+            spool.discard(records=outcome == "finished")
     return dataset_result(request.out, record)
 
 
@@ -214,12 +228,25 @@ def _patch_for(model: str) -> str:
     )
 
 
-def _require_servers(urls: Sequence[str]) -> None:
-    for url in urls:
+def _served(request: Request) -> str | None:
+    """The model that the dumps will name, None where no server says it. Raises ServerError, ModelError."""
+    if not request.urls:
+        for argument in request.server_args:
+            if argument.split("=", 1)[0] in ("--model-path", "--model", "--port"):
+                raise ServerArgumentError(argument)
+        return os.path.abspath(request.model)
+    served = None
+    for url in request.urls:
         if not healthy(url):
-            from patchkit.hidden_states.errors import ServerError
-
             raise ServerError(f"no healthy server answers at {url}", "start it patched, and wait for /health")
+        found = served_model(url)
+        if None not in (served, found) and found != served:
+            raise ServerError(f"{url} serves {found}, another server {served}", "one model makes a data set")
+        served = found or served
+    # Where the server has a file system of its own, its path says nothing here.
+    if served is not None and os.path.isdir(served) and not os.path.samefile(served, request.model):
+        raise ModelError(request.model, f"the server serves {served}", "name that one with --model")
+    return served
 
 
 def _launched(

@@ -38,27 +38,31 @@ class Packer:
     """Puts prompts into a growing data set; may be called from several threads.
 
     ``norm`` is needed by a format that keeps the last state after the norm. ``verify`` compares each dump
-    with its sha256; ``delete`` removes a dump once its samples are on the disk.
+    with its sha256; ``delete`` removes a dump once its samples are on the disk. ``model_path`` is the model
+    that the dumps have to name, where it is known.
     """
 
     growing: Growing
     norm: FinalNorm | None = None
     verify: bool = True
     delete: bool = False
+    model_path: str | None = None
     # Each of two dumps of equal prompts would fill all of their rows, to the same names: one after the other.
     turns: tuple[Lock, ...] = field(default_factory=lambda: tuple(Lock() for _ in range(64)), repr=False)
 
     def pack(self, prompt: Prompt) -> Packed:
-        """Raises BadDumpError, BadSampleError, OSError; then the dump is still there."""
+        """Raises ForeignDumpError, BadDumpError, BadSampleError, OSError; then the dump is still there."""
         known = prompt.key
         if known is not None and not self.growing.plan.find(known):
             return Packed(prompt, (), (), prompt.tokens, 0)
-        sample = prompt.load(digest=self.verify)
+        folder, origin = self.growing.folder, prompt.records[0].origin
+        # Before it is looked at: whoever's dump is bad must be known.
+        first = self.growing.known_origin() or origin
         same_origin(
-            self.growing.folder,
-            self.growing.adopt(prompt.records[0].origin, sample.hidden_size)["origin"],
-            [prompt],
+            folder, first if self.model_path is None else {**first, "model_path": self.model_path}, prompt
         )
+        sample = prompt.load(digest=self.verify)
+        same_origin(folder, self.growing.adopt(origin, sample.hidden_size)["origin"], prompt)
         wanted = self.growing.plan.find(known or sequence_key(sample.input_ids))
         if not wanted:
             return Packed(prompt, (), (), sample.tokens, 0)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import AFTER_COMMAND, PatchkitError
 from patchkit.hidden_states.errors import ServerError, need
@@ -159,11 +159,30 @@ class Launched:
 
 
 def healthy(url: str) -> bool:
+    return _get(f"{url}/health") is not None
+
+
+def served_model(url: str) -> str | None:
+    """The ``model_path`` of the server at ``url``, which its dumps have too; None where it does not say."""
+    for name in ("model_info", "get_model_info"):  # the older SGLang has the latter alone
+        answer = _get(f"{url}/{name}")
+        try:
+            found = None if answer is None else answer.json()
+        except ValueError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("model_path"), str):
+            return str(found["model_path"])
+    return None
+
+
+def _get(url: str) -> Any:
+    """The answer if it is 200, else None. A proxy in the environment is not for servers that dump to us."""
     httpx = need("httpx")
     try:
-        return bool(httpx.get(f"{url}/health", timeout=5).status_code == 200)
-    except httpx.HTTPError:
-        return False
+        answer = httpx.get(url, timeout=5, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None
+    return answer if answer.status_code == 200 else None
 
 
 def last_words(path: str, start: int = 0, *, session: bool = False) -> str:
