@@ -9,18 +9,19 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchkit.commands.data import dataset_result, final_norm, finished, one_thread_each, write_provenance
 from patchkit.errors import USAGE, PatchkitError
 from patchkit.hidden_states.dataset import PROVENANCE, Growing
-from patchkit.hidden_states.dump import Spool, file_sha256
-from patchkit.hidden_states.errors import DatasetError, ModelError, ServerError
+from patchkit.hidden_states.dump import Spool
+from patchkit.hidden_states.errors import ModelError, ServerError
 from patchkit.hidden_states.extraction import Extraction
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.model import ModelConfig
 from patchkit.hidden_states.pack import Packer, begin, usable_cores
 from patchkit.hidden_states.progress import Progress
+from patchkit.hidden_states.resume import require_same
 from patchkit.hidden_states.server import PATCHES, Launched, SessionError, healthy, served_model
 from patchkit.hidden_states.source import Source
 
@@ -79,6 +80,16 @@ class Request:
     stall: float
     quiet: bool
 
+    def wanted(self, layers: Sequence[int]) -> dict[str, Any]:
+        """What a resumed run must have in common with the first, beside its input."""
+        return {
+            "format": self.format_name,
+            "layers": list(layers),
+            "verifier": os.path.abspath(self.model),
+            "samples": self.samples,
+            "max_length": self.max_length,
+        }
+
     def spool_folder(self) -> str:
         """Where other people's servers dump to; for our own one a folder made for this data set alone."""
         if self.urls:
@@ -95,7 +106,7 @@ def extract(workspace: Workspace, request: Request) -> Result:
     one_thread_each()
     norm = final_norm(request.model, required=FORMATS[request.format_name].normed)
     spool = Spool(request.spool_folder())
-    if done := finished(request.out, resume=request.resume):
+    if done := finished(request.out, request.wanted(layers), request.data, resume=request.resume):
         if not request.urls:
             spool.discard(records=True)  # of a run that died after its last step
         return done
@@ -171,20 +182,7 @@ def _drive(extraction: Extraction, launched: Launched | None, start_timeout: flo
 def _growing(request: Request, config: ModelConfig, layers: tuple[int, ...]) -> Growing:
     if request.resume and Growing.exists(request.out):
         growing = Growing(request.out)
-        wanted = {"format": request.format_name, "layers": list(layers)}
-        for name, value in wanted.items():
-            if growing.settings.get(name) != value:
-                raise DatasetError(
-                    request.out,
-                    f"was begun with {name} {growing.settings.get(name)}, not {value}",
-                    "resume with the same options, or name a new folder",
-                )
-        if not os.path.isdir(request.data):
-            now = {os.path.basename(request.data): file_sha256(request.data)}
-            if growing.settings["input"]["files"] != now:
-                raise DatasetError(
-                    request.out, f"was begun with another {request.data}", "resume with the same input"
-                )
+        require_same(request.out, growing.settings, {**request.wanted(layers), "source": None}, request.data)
         return growing
     source = Source(
         request.data,

@@ -183,7 +183,9 @@ class Growing:
                 yield file.readline()
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        if self.descriptor != CLOSED:
+            os.close(self.descriptor)
+            self.descriptor = CLOSED
 
 
 def start(folder: str, settings: dict[str, Any]) -> str:

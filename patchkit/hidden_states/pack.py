@@ -13,6 +13,7 @@ from patchkit.hidden_states.dump import Prompt, Spool, same_origin
 from patchkit.hidden_states.errors import BadDumpError, BadSampleError, DatasetError
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.plan import write_plan
+from patchkit.hidden_states.resume import require_same
 from patchkit.hidden_states.sample import Sample, check, fingerprint, sequence_key, statistics
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def begin(
     settings: dict[str, Any] = {"format": format_name, "verifier": verifier, "layers": layers}
     path = start(folder, settings)
     write_plan(path, source.rows(skip_bad=skip_bad))
-    settle(folder, {**settings, "input": source.record()})
+    settle(folder, {**settings, "input": {**source.record(), "samples": source.samples}})
     return Growing(folder)
 
 
@@ -149,12 +150,20 @@ def in_parallel(work: Callable[[Any], Any], items: Iterable[Any], workers: int) 
 
 
 def convert(
-    source: Dataset, folder: str, format_name: str, norm: FinalNorm | None, *, workers: int, resume: bool
+    source: Dataset,
+    folder: str,
+    format_name: str,
+    norm: FinalNorm | None,
+    *,
+    workers: int,
+    resume: bool,
+    model: str | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Write ``source`` again as ``format_name``; returns the new record and how many files were linked.
 
-    Samples of an unchanged format are linked where the file system allows it. Every sample must be what
-    it was when it was packed: raises BadSampleError otherwise.
+    ``model`` says where the norm is from. Samples of an unchanged format are linked where the file system
+    allows it. Every sample must be what it was when it was packed: raises BadSampleError otherwise. What was
+    begun otherwise is not gone on with: raises DatasetError.
     """
     target = FORMATS[format_name]
     if source.format.normed and not target.normed:
@@ -163,10 +172,16 @@ def convert(
             f"has the last state after the final norm, {format_name} needs it before: that cannot be undone",
             "convert from the data set that this one was made of",
         )
+    settings = {
+        "format": format_name,
+        "verifier": source.record.get("verifier"),
+        "source": source.record["samples_sha256"],
+        "norm": model,
+    }
     if resume and Growing.exists(folder):
         growing = Growing(folder)
+        require_same(folder, growing.settings, settings, None)
     else:
-        settings = {"format": format_name, "verifier": source.record.get("verifier")}
         path = start(folder, settings)
         write_plan(path, _tokens_of(source))
         settle(folder, {**settings, "input": source.record["input"]})
@@ -189,9 +204,12 @@ def convert(
         growing.add(row, own, known)
         return 0
 
-    for count in in_parallel(one, source.entries(), workers):
-        linked += count
-    return growing.finish(), linked
+    try:
+        for count in in_parallel(one, source.entries(), workers):
+            linked += count
+        return growing.finish(), linked
+    finally:
+        growing.close()
 
 
 def _tokens_of(source: Dataset) -> Iterator[tuple[Any, Any, int]]:

@@ -224,10 +224,29 @@ def test_a_run_is_not_resumed_with_other_settings(setting, engines, tmp_path):
     other = patchkit(*setting("other", "--resume", "--url", engine.url, "--format", "speculators-v1"))
     assert other.returncode == 4
     assert "was begun with format speculators" in other.stderr
+    other = patchkit(*setting("other", "--resume", "--url", engine.url, "--samples", "5"))
+    assert other.returncode == 4
+    assert "was begun with samples none, not 5" in other.stderr
     write_rows(tmp_path / "in.jsonl", ROWS[:-1])
     other = patchkit(*setting("other", "--resume", "--url", engine.url))
     assert other.returncode == 4
     assert "was begun with another" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (["--format", "speculators-v1"], "with format speculators, not speculators-v1"),
+        (["--layers", "3,8"], "with layers [3, 5, 6, 8], not [3, 8]"),
+        (["--max-length", "50"], "with max_length none, not 50"),
+        (["--data", os.devnull], "with another"),
+    ],
+)
+def test_a_finished_run_is_not_called_complete_with_other_settings(whole, option, reason):
+    again = arguments(whole[1].parent, whole[0], "undisturbed", "--resume", "--url", "http://127.0.0.1:9")
+    done = patchkit(*again, *option)
+    assert done.returncode == 4
+    assert f"was begun {reason}" in done.stderr
 
 
 def test_a_wrong_dump_is_reported_and_asked_for_again(setting, engines, tmp_path, undisturbed):
