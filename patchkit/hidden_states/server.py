@@ -6,7 +6,6 @@ process dies: it gets SIGTERM then.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import AFTER_COMMAND, PatchkitError
 from patchkit.hidden_states.errors import ServerError, need
+from patchkit.processes import ends_with_us
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_PR_SET_PDEATHSIG = 1
 # A server that is stopped has nothing more to say: what it had not dumped is asked for again.
 GRACE_SECONDS = 10
 _SUMMARY = re.compile(r"session [0-9a-f]{12}")
@@ -103,11 +102,6 @@ class Launched:
     def start(self, timeout: float) -> None:
         """Start it and wait until it is healthy. Raises ServerError; then nothing is left running."""
         os.makedirs(os.path.dirname(self.log), exist_ok=True)
-        libc = ctypes.CDLL(None)
-
-        def die_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
         with open(self.log, "ab") as log:
             self.log_start = log.tell()
             self.process = subprocess.Popen(
@@ -116,7 +110,7 @@ class Launched:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 (no threads run yet)
+                preexec_fn=ends_with_us(),  # noqa: PLW1509 (no threads run yet)
             )
         try:
             self._wait_until_healthy(timeout)
