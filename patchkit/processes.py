@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MARKER = "PATCHKIT_SESSION"  # ids of the sessions that a process runs in, outermost first, ':' between them
 _SUBREAPER_SET, _SUBREAPER_GET = 36, 37  # prctl: PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
+_PDEATHSIG_SET = 1  # prctl: PR_SET_PDEATHSIG
 _POLL_S = 0.05
 _LOOKS = 3
 _UNKILLABLE_S = 30.0  # a process in the kernel (a dead disk, a driver) does not end before that ends
@@ -45,6 +46,16 @@ class Process:
     def title(self) -> str:
         known = procfs.stat(self.pid)
         return procfs.title(procfs.arguments(self.pid), known.command if known else "?")
+
+
+def ends_with_us() -> Callable[[], None]:
+    """A ``preexec_fn``: the child gets SIGTERM when the thread that starts it ends."""
+    libc = ctypes.CDLL(None)  # loaded here: between fork and exec little is safe
+
+    def ask() -> None:
+        libc.prctl(_PDEATHSIG_SET, int(signal.SIGTERM), 0, 0, 0)
+
+    return ask
 
 
 def table() -> dict[int, Process]:

@@ -136,6 +136,14 @@ class Growing:
                 write_json(path, self.origin)
             return dict(self.origin)
 
+    def known_origin(self) -> dict[str, Any] | None:
+        """What the states so far come from; None while there are none."""
+        with self.lock:
+            path = os.path.join(self.folder, GROWING, "origin.json")
+            if self.origin is None and os.path.exists(path):
+                self.origin = _read_json(path)
+            return None if self.origin is None else dict(self.origin["origin"])
+
     def finish(self) -> dict[str, Any]:
         """Write the rest and make it a data set. Raises IncompleteError when rows are missing."""
         if missing := self.missing:
@@ -176,7 +184,9 @@ class Growing:
                 yield file.readline()
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        if self.descriptor != CLOSED:
+            os.close(self.descriptor)
+            self.descriptor = CLOSED
 
 
 def start(folder: str, settings: dict[str, Any]) -> str:

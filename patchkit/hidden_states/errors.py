@@ -61,6 +61,22 @@ class BadDumpError(PatchkitError):
         super().__init__(f"{path}: {reason}", path=path, hint=hint)
 
 
+class ForeignDumpError(BadDumpError):
+    """A dump of another server than the one whose states the data set has."""
+
+    code = "foreign-dump"
+
+
+class SpoolFolderError(PatchkitError):
+    """The folder that our own server would dump into is not ours."""
+
+    code = "spool-folder"
+    exit_code = REFUSED
+
+    def __init__(self, folder: str, reason: str) -> None:
+        super().__init__(f"{folder}: {reason}", path=folder, hint="name another folder with --spool")
+
+
 class BadSampleError(PatchkitError):
     """States that do not belong to their tokens; ``kind`` is stable and says what is wrong."""
 
