@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import short
 from patchkit.guard import Verdict, census
-from patchkit.guard.census import OLDER, PRISTINE
+from patchkit.guard.census import OLDER, PRISTINE, UNKNOWN
 from patchkit.history import History
 from patchkit.report import Result
 from patchkit.state import State
@@ -47,6 +47,10 @@ def ps(workspace: Workspace, name: str | None = None, *, thorough: bool = False)
         if any(row.outdated for row in found.rows):
             lines.append(
                 ("warn", f"  {_OLD}: it started before the file was changed, and runs what was there then")
+            )
+        if any(UNKNOWN in row.versions.values() for row in found.rows):
+            lines.append(
+                ("warn", f"  {UNKNOWN}: its parent, which may have loaded the file long before, has ended")
             )
         lines += [("dim", f"  note: {note}") for note in found.notes]
         details += [f"  {row.holder.pid}: {row.holder.evidence}" for row in found.rows]
