@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from patchkit.workspace import Workspace
 
 _OLD = "OLD"
+_WHY_OLD = "it, or what it was forked from, started before the file was changed, and runs what was there then"
+_WHY_UNKNOWN = "its parent, which may have loaded the file long before, has ended"
 _MOST = 2  # file names in one cell
 _WIDTH = 90  # of a command; --json has more of it
 _HEADER = ("PID", "USER", "STARTED", "GPU", "MEMORY", "RUNS", "COMMAND")
@@ -45,13 +47,9 @@ def ps(workspace: Workspace, name: str | None = None, *, thorough: bool = False)
         lines.append(("title", f"{target.label} in {target.root}"))
         lines += _table(found.rows, target.prefix) if found.rows else ["  no process uses it"]
         if any(row.outdated for row in found.rows):
-            lines.append(
-                ("warn", f"  {_OLD}: it started before the file was changed, and runs what was there then")
-            )
+            lines.append(("warn", f"  {_OLD}: {_WHY_OLD}"))
         if any(UNKNOWN in row.versions.values() for row in found.rows):
-            lines.append(
-                ("warn", f"  {UNKNOWN}: its parent, which may have loaded the file long before, has ended")
-            )
+            lines.append(("warn", f"  {UNKNOWN}: {_WHY_UNKNOWN}"))
         lines += [("dim", f"  note: {note}") for note in found.notes]
         details += [f"  {row.holder.pid}: {row.holder.evidence}" for row in found.rows]
     return Result({"targets": data}, lines, details)
