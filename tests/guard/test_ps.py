@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import textwrap
@@ -199,8 +200,20 @@ def test_an_override_needs_a_reason_and_is_remembered(guarded: Kit, start):
         assert "give --override-guard too" in done.err
         assert done.err.count("\n") == 1
     guarded("apply", "p1", "--override-guard", "--reason", "I know what I do")
-    assert "I know what I do" in guarded("status").out
+    assert guarded("status").out.count("I know what I do") == 1
     assert "I know what I do" in guarded("log").out
+    guarded("restore", "--override-guard", "--reason", "it is\nmine")
+    (line,) = (line for line in guarded("status").out.splitlines() if "guard overridden" in line)
+    assert re.fullmatch(
+        r"  guard overridden [\d-]+ [\d:]+ by \S+@\S+ \(restore p1\): it is\\nmine; "
+        r"2 overrides in all, see 'patchkit log'",
+        line,
+    )
+    (target,) = guarded("status", "--json").json["data"]["targets"]
+    assert [(one["change"], one["override"]) for one in target["overrides"]] == [
+        ("apply p1", "I know what I do"),
+        ("restore p1", "it is\nmine"),
+    ]
 
 
 @pytest.mark.parametrize(
