@@ -23,7 +23,7 @@ from patchkit.guard.findings import Findings, Gpu, Holder, Verdict
 from patchkit.guard.interpreters import Finder
 from patchkit.guard.layout import UnsupportedInterpreterError
 from patchkit.guard.memory import ProcessMemory, UnreadableError
-from patchkit.guard.places import Tree, View, Views
+from patchkit.guard.places import ProcessView, Tree, Views
 from patchkit.guard.scan import scan
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class _Answer:
 class _Matches:
     """The asked files among the paths that one process names."""
 
-    def __init__(self, tree: Tree, view: View, pid: int) -> None:
+    def __init__(self, tree: Tree, view: ProcessView, pid: int) -> None:
         self.hits: dict[str, str] = {}
         self.unsure: str | None = None  # a relative path that may be one
         self._tree = tree
@@ -86,12 +86,8 @@ class _Matches:
         return len(self.hits) == len(self._tree.files)
 
     def _add_relative(self, paths: set[str]) -> None:
-        try:
-            folder = os.readlink(f"/proc/{self._pid}/cwd")
-        except OSError:
-            folder = "/"
         for path in paths:
-            absolute = os.path.normpath(os.path.join(folder, path))
+            absolute = f"/proc/self/cwd/{path}"
             name = self._tree.match(self._view, absolute)
             if name is not None:
                 self.hits.setdefault(name, path)
