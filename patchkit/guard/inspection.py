@@ -154,7 +154,7 @@ class Inspection:
         reason = self.environment.by_program(program, known.command, users[0])
         if reason is None and pid in self._interpreters:
             reason = "it runs a CPython, of an environment that cannot be seen"
-        gpus = self._nodes.gpus(procfs.descriptors(pid)) if self._has_nodes else ()
+        gpus = self._nodes.held(pid) if self._has_nodes else ()
         if reason is None and not gpus:
             self._silent += 1
             return None
@@ -244,8 +244,7 @@ class Inspection:
         if maps is not None:
             if not self._has_nodes:
                 return ()
-            paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
-            nodes = self._nodes.gpus(paths)
+            nodes = self._nodes.held(pid, map(os.fsdecode, _DEVICE.findall(maps)))
             if not nodes:
                 return ()
         return tuple(self._listed.by_pid.get(pid, ())) or nodes
@@ -413,7 +412,7 @@ class Inspection:
             os.listdir(f"/proc/{pid}/fd")
         except OSError:
             return True
-        return bool(self._nodes.gpus(procfs.descriptors(pid)))
+        return bool(self._nodes.held(pid))
 
     def _invisible(self, gpus: tuple[Gpu, ...], why: str) -> Holder:
         return Holder(

@@ -174,17 +174,17 @@ def mapped_paths(maps: bytes) -> set[str]:
     return paths
 
 
-def descriptors(pid: int) -> list[str]:
-    """What the open descriptors lead to; empty where it may not be read."""
+def descriptors(pid: int) -> dict[str, str]:
+    """The path behind each open descriptor (by its name in ``/proc``); empty where it may not be read."""
     folder = f"/proc/{pid}/fd"
-    targets = []
+    targets = {}
     try:
         names = os.listdir(folder)
     except OSError:
-        return []
+        return {}
     for name in names:
         with contextlib.suppress(OSError):
-            targets.append(os.readlink(f"{folder}/{name}"))
+            targets[f"{folder}/{name}"] = os.readlink(f"{folder}/{name}")
     return targets
 
 
