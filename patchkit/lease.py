@@ -95,7 +95,10 @@ class Lease:
             return False
         from patchkit.guard import procfs
 
-        return self.pid in procfs.ancestors(os.getpid())
+        if self.pid not in procfs.ancestors(os.getpid()):
+            return False
+        # The number may be of another PID namespace (1 in a container); the holder has the lease open.
+        return procfs.has_open(self.pid, self.path) is not False
 
     def silence_s(self) -> float:
         """Seconds since the last heartbeat, by the clock of the file system; infinite if the file is gone."""

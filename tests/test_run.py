@@ -91,6 +91,8 @@ def test_its_exit_code_is_returned(run):
         (["run", "p1", "--env", "1A=x"], ["true"], 2, "not NAME=VALUE"),
         (["run", "p1", "--env", "A"], ["true"], 2, "not NAME=VALUE"),
         (["run", "p1", "--env", "PATH=/nowhere"], ["true"], 127, "no such command"),
+        (["run", "p1", "--reason", "I know"], ["true"], 2, "give --override-guard too"),
+        (["run", "p1", "--override-guard"], ["true"], 2, "--override-guard needs --reason"),
         (["run", "p1", "--grace", "soon"], ["true"], 2, "not a duration"),
         (["run", "p1", "--record", "/nowhere"], ["true"], 6, "/nowhere"),
         (["run", "p1", "--output", "/nowhere/x"], ["true"], 2, "there is no folder"),

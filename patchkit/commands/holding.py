@@ -53,13 +53,17 @@ _VERB = {
 
 
 class ReasonMissingError(PatchkitError):
-    """``--override-guard`` without a reason."""
+    """``--override-guard`` without a reason, or a reason for nothing."""
 
     code = "usage"
     exit_code = USAGE
 
-    def __init__(self) -> None:
-        super().__init__('--override-guard needs --reason "…", which goes into the history')
+    def __init__(self, *, override: bool) -> None:
+        super().__init__(
+            '--override-guard needs --reason "…", which goes into the history'
+            if override
+            else "--reason says why the guard is overridden; give --override-guard too, or leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ class Holding:
 
     def __post_init__(self) -> None:
         if self.override and not (self.reason or "").strip():
-            raise ReasonMissingError
+            raise ReasonMissingError(override=True)
+        if self.reason is not None and not self.override:
+            raise ReasonMissingError(override=False)
 
     @property
     def overridden(self) -> str | None:

@@ -23,7 +23,7 @@ from patchkit.guard.findings import Findings, Gpu, Holder, Verdict
 from patchkit.guard.interpreters import Finder
 from patchkit.guard.layout import UnsupportedInterpreterError
 from patchkit.guard.memory import ProcessMemory, UnreadableError
-from patchkit.guard.places import Tree, View, Views
+from patchkit.guard.places import ProcessView, Tree, Views
 from patchkit.guard.scan import scan
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class _Answer:
 class _Matches:
     """The asked files among the paths that one process names."""
 
-    def __init__(self, tree: Tree, view: View, pid: int) -> None:
+    def __init__(self, tree: Tree, view: ProcessView, pid: int) -> None:
         self.hits: dict[str, str] = {}
-        self.unsure: str | None = None  # a relative path that may be one
+        self.unsure: str | None = None  # a path that may be one, and why that is not known
         self._tree = tree
         self._view = view
         self._pid = pid
@@ -81,22 +81,21 @@ class _Matches:
         relative = {path for path in fresh if not path.startswith("/")}
         for name, path in self._tree.matches(self._view, fresh - relative).items():
             self.hits.setdefault(name, path)
+        for path in fresh - relative - self._view.cleared - set(self.hits.values()):
+            if self._tree.may_be_moved(self._view, path):
+                self.unsure = f"{path}, of a folder that was moved or removed since"
         if relative:
             self._add_relative(relative)
         return len(self.hits) == len(self._tree.files)
 
     def _add_relative(self, paths: set[str]) -> None:
-        try:
-            folder = os.readlink(f"/proc/{self._pid}/cwd")
-        except OSError:
-            folder = "/"
         for path in paths:
-            absolute = os.path.normpath(os.path.join(folder, path))
+            absolute = f"/proc/self/cwd/{path}"
             name = self._tree.match(self._view, absolute)
             if name is not None:
                 self.hits.setdefault(name, path)
             elif self._tree.ends_like(path) and not self._view.exists(absolute):
-                self.unsure = path
+                self.unsure = f"{path}, relative to a folder that is no longer known"
 
 
 class Inspection:
@@ -158,7 +157,7 @@ class Inspection:
         reason = self.environment.by_program(program, known.command, users[0])
         if reason is None and pid in self._interpreters:
             reason = "it runs a CPython, of an environment that cannot be seen"
-        gpus = self._nodes.gpus(procfs.descriptors(pid)) if self._has_nodes else ()
+        gpus = self._nodes.held(pid) if self._has_nodes else ()
         if reason is None and not gpus:
             self._silent += 1
             return None
@@ -248,8 +247,7 @@ class Inspection:
         if maps is not None:
             if not self._has_nodes:
                 return ()
-            paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
-            nodes = self._nodes.gpus(paths)
+            nodes = self._nodes.held(pid, map(os.fsdecode, _DEVICE.findall(maps)))
             if not nodes:
                 return ()
         return tuple(self._listed.by_pid.get(pid, ())) or nodes
@@ -326,7 +324,7 @@ class Inspection:
         if found.unsure:
             return _Answer(
                 Verdict.CANNOT_TELL,
-                f"sys.modules has {found.unsure}, relative to a folder that is no longer known ({what})",
+                f"sys.modules has {found.unsure} ({what})",
                 True,
             )
         if reason is None and not self._has_nodes:
@@ -358,7 +356,7 @@ class Inspection:
         if matches.unsure:
             return _Answer(
                 Verdict.CANNOT_TELL,
-                f"code of {matches.unsure} is alive, relative to a folder that is no longer known ({what})",
+                f"code is alive of {matches.unsure} ({what})",
                 True,
             )
         if not snapshot.complete:
@@ -417,7 +415,7 @@ class Inspection:
             os.listdir(f"/proc/{pid}/fd")
         except OSError:
             return True
-        return bool(self._nodes.gpus(procfs.descriptors(pid)))
+        return bool(self._nodes.held(pid))
 
     def _invisible(self, gpus: tuple[Gpu, ...], why: str) -> Holder:
         return Holder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import pwd
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_FORKED = 0x00000040  # PF_FORKNOEXEC: it runs what it was forked with
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ (\S+ \d+) +(/[^\n]*)$", re.MULTILINE)
@@ -33,6 +35,7 @@ class Stat:
     state: str
     parent: int
     kernel: bool
+    forked: bool  # and has not called exec since: its memory began as its parent's
     started: float
     ticks: int  # the same, since boot: with it a process is told from a later one of the same number
 
@@ -78,6 +81,7 @@ def stat(pid: int) -> Stat | None:
         state=fields[0],
         parent=int(fields[1]),
         kernel=bool(int(fields[6]) & _KERNEL_THREAD),
+        forked=bool(int(fields[6]) & _FORKED),
         started=boot + int(fields[19]) / _TICKS,
         ticks=int(fields[19]),
     )
@@ -141,6 +145,12 @@ def limit(pid: int, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def auxiliary(pid: int, key: int) -> int | None:
+    """A value of the vector that the kernel gave the program with ``exec``. Raises OSError."""
+    words = array.array("L", _slurp_of(pid, "auxv"))
+    return dict(zip(words[::2], words[1::2], strict=False)).get(key)
+
+
 def maps(pid: int) -> bytes:
     """``/proc/PID/maps``. Raises OSError (``StalledError`` too); empty for kernel threads and zombies."""
     return _slurp_of(pid, "maps")
@@ -164,18 +174,35 @@ def mapped_paths(maps: bytes) -> set[str]:
     return paths
 
 
-def descriptors(pid: int) -> list[str]:
-    """What the open descriptors lead to; empty where it may not be read."""
+def descriptors(pid: int) -> dict[str, str]:
+    """The path behind each open descriptor (by its name in ``/proc``); empty where it may not be read."""
     folder = f"/proc/{pid}/fd"
-    targets = []
+    targets = {}
     try:
         names = os.listdir(folder)
     except OSError:
-        return []
+        return {}
     for name in names:
         with contextlib.suppress(OSError):
-            targets.append(os.readlink(f"{folder}/{name}"))
+            targets[f"{folder}/{name}"] = os.readlink(f"{folder}/{name}")
     return targets
+
+
+def has_open(pid: int, path: str) -> bool | None:
+    """Whether the process has the file at ``path`` open; None where its descriptors may not be read."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        wanted = os.stat(path)
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"{folder}/{name}"), wanted):
+                return True
+    return False
 
 
 def program(pid: int) -> str:
