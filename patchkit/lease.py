@@ -55,7 +55,8 @@ class Lease:
     """One claim as its file says it. ``pid`` counts in the PID namespace of its holder.
 
     ``patches`` are the applied patches that it needs, none for a session of the pristine tree;
-    ``created`` is in seconds since the epoch.
+    ``found`` are those of them that had been applied before by no session; ``created`` is in seconds since
+    the epoch.
     """
 
     session: str
@@ -68,6 +69,7 @@ class Lease:
     host: str
     boot_id: str
     created: float
+    found: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -124,7 +126,7 @@ class Lease:
         _drop_folder(self.root)
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "patches": list(self.patches)}
+        return {**vars(self), "patches": list(self.patches), "found": list(self.found)}
 
 
 class Claim:
@@ -159,7 +161,15 @@ class Claim:
             self._descriptor = None
 
 
-def claim(root: str, distribution: str, patches: Iterable[str], session: str, command: str) -> Claim:
+def claim(
+    root: str,
+    distribution: str,
+    patches: Iterable[str],
+    session: str,
+    command: str,
+    *,
+    found: Iterable[str] = (),
+) -> Claim:
     """Take a lease; the caller holds the tree's lock and has seen that no other lease is against it."""
     from patchkit.history import user_name
 
@@ -174,6 +184,7 @@ def claim(root: str, distribution: str, patches: Iterable[str], session: str, co
         host=socket.gethostname(),
         boot_id=boot_id(),
         created=time.time(),
+        found=tuple(found),
     )
     prepare(root)
     folder = os.path.join(root, LEASES)
@@ -262,7 +273,8 @@ def _load(root: str, path: str) -> Lease | None:
         return None  # released between the listing and now
     del data["schema"]
     try:
-        lease = Lease(**{**data, "root": root, "patches": tuple(data["patches"])})
+        names = {"patches": tuple(data["patches"]), "found": tuple(data.get("found", ()))}
+        lease = Lease(**{**data, "root": root, **names})
     except (KeyError, TypeError) as error:
         raise StateFileError(path, f"damaged ({type(error).__name__}: {error})") from None
     if lease.path != path:
@@ -303,9 +315,18 @@ def sweep(root: str) -> None:
     _drop_folder(root)
 
 
-def refuse(root: str, distribution: str, *, own: str | None = None) -> None:
-    """Raise LeasedError if a session other than ``own`` uses the tree."""
+def refuse(
+    root: str, distribution: str, *, own: str | None = None, sharing: Collection[str] | None = None
+) -> None:
+    """Raise LeasedError if a session other than ``own`` uses the tree.
+
+    One that needs exactly the patches ``sharing`` is no hindrance to applying them as long as they are not
+    all applied: then its command does not run yet, or any more. The caller holds the tree's lock for that.
+    """
     others = live(root, distribution, but=own)
+    if others and sharing is not None:
+        applied = {one.patch for one in State.load(root).stack if one.distribution == distribution}
+        others = [one for one in others if not one.shares(sharing) or applied.issuperset(one.patches)]
     if others:
         raise LeasedError(others[0])
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from patchkit import lease, processes, provenance
 from patchkit.abandonment import finish
-from patchkit.commands import change
 from patchkit.commands.check import Verdict, judge
 from patchkit.commands.holding import LOCK_WAIT_S, Holding
 from patchkit.errors import PatchkitError
 from patchkit.gpu_memory import GpuMemory
 from patchkit.lock import tree_lock
+from patchkit.plan import CoveredError
 from patchkit.provenance import Record, TreeState
 from patchkit.session_errors import (
     AfterCommandError,
@@ -152,20 +152,33 @@ class Session:
 
     def _prepare(self) -> None:
         for target in self.targets:
-            applied = {one.patch for one in State.load(target.root).stack}
-            verdict = judge(target, self.workspace.catalog, expect=applied if self.patches else frozenset())
-            if not self.patches and not verdict.clean:
-                raise NotCleanAtStartError(verdict)
-            self._before.append(verdict)
-            self.record.trees.append(TreeState(target, provenance.tree_digest(target)))
+            # Under the lock, for a session that shares the patches may put them on or take them off.
+            with tree_lock(target.root, LOCK_WAIT_S):
+                state = State.load(target.root)
+                self._refuse_covered(state)
+                applied = {one.patch for one in state.stack}
+                expect = applied if self.patches else frozenset()
+                verdict = judge(target, self.workspace.catalog, expect=expect)
+                if not self.patches and not verdict.clean:
+                    raise NotCleanAtStartError(verdict)
+                self._before.append(verdict)
+                self.record.trees.append(TreeState(target, provenance.tree_digest(target)))
         self.record.machine = provenance.machine()
         self._gpu_memory = GpuMemory()
         if self.patches:
-            change.apply(self.workspace, [patch.name for patch in self.patches], holding=self.holding)
+            self._tenancy.apply(self.workspace)
             stack = State.load(self.targets[0].root).stack
             names = {patch.name for patch in self.patches}
             self.record.patches = [one.manifest for one in stack if one.patch in names]
             self.record.trees[0].during = provenance.tree_digest(self.targets[0])
+
+    def _refuse_covered(self, state: State) -> None:
+        """Raise CoveredError if a patch could not be taken off at the end, because others lie on it."""
+        names = {patch.name for patch in self.patches}
+        for one in state.stack:
+            above = [other.patch for other in state.above(one) if other.patch not in names]
+            if one.patch in names and above:
+                raise CoveredError(one.patch, above)
 
     def _undo(self) -> None:
         """The command was never started: put back what was done, and go."""
@@ -174,7 +187,7 @@ class Session:
             self._supervisor.answered = len(self._supervisor.received)
         try:
             if self._tenancy.claims and self.patches:
-                self._restore()
+                self._tenancy.restore(self.workspace, self.targets[0], _SETTLE_S, but=self._tenancy.found)
             self._tenancy.release()
         except (PatchkitError, OSError) as error:
             self.say(f"{sentence(error)}; 'patchkit recover' finishes it")
@@ -319,7 +332,8 @@ class Session:
         try:
             self._await_gpus()
             if self.patches and keep:
-                self.kept = True
+                self.shared_with = self._tenancy.keep(self.targets[0])
+                self.kept = not self.shared_with
             elif self.patches:
                 what = f"{' '.join(patch.name for patch in self.patches)} could not be restored"
                 self._restore()
@@ -328,13 +342,10 @@ class Session:
             self._tenancy.release()
         except (PatchkitError, OSError) as error:
             self._tenancy.abandon()
-            self.record.restored = False
+            left = self.patches and not self.record.restored
+            self.record.restored = bool(self.record.restored)
             self.record.statement = what
-            hint = (
-                "the patch is still applied; 'patchkit recover' finishes the session"
-                if self.patches
-                else None
-            )
+            hint = "the patch is still applied; 'patchkit recover' finishes the session" if left else None
             return AfterCommandError(what, error, path=self.targets[0].root, hint=hint)
         bad = [verdict for verdict in self.verdicts if verdict.worse_than(self._before)]
         if bad:

@@ -143,7 +143,14 @@ def _tree_lines(session: Session) -> list[str | tuple[str, str]]:
             ("warn", f"  kept      {names} is still applied; 'patchkit restore {names}' takes it off")
         )
     elif session.shared_with:
-        lines.append(("warn", f"  shared    {names} stays for {session.shared_with[0].describe()}"))
+        other = session.shared_with[0]
+        if other.is_alive():
+            lines.append(("warn", f"  shared    {names} stays for {other.describe()}"))
+        else:
+            end = f"'patchkit recover' finishes abandoned {other.describe()}"
+            lines.append(("warn", f"  shared    {names} stays for what another session started; {end}"))
+        if session.keep:
+            lines.append(("warn", "  not kept  whoever ends last restores; 'patchkit apply' after that"))
     elif session.patches:
         lines.append(("good", f"  restored  {names} from {session.targets[0].label}"))
     for verdict in session.verdicts:
