@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import uuid
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,7 @@ class Claim:
     def __init__(self, lease: Lease, descriptor: int) -> None:
         self.lease = lease
         self._descriptor: int | None = descriptor
+        _claims.add(self)
 
     def beat(self) -> None:
         """Say that the holder lives."""
@@ -159,6 +161,18 @@ class Claim:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _forget_claims() -> None:
+    """In a forked child: the lock is that of the open file, and would outlive the process that holds it."""
+    for one in list(_claims):
+        one.abandon()
+
+
+os.register_at_fork(after_in_child=_forget_claims)
 
 
 def claim(

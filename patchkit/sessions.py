@@ -32,6 +32,7 @@ from patchkit.session_errors import (
     NotCleanAtStartError,
     NothingToRunOnError,
     SessionInterruptedError,
+    SessionUseError,
     sentence,
 )
 from patchkit.state import State
@@ -84,6 +85,8 @@ class Session:
             raise NothingToRunOnError(
                 "--clean runs on the pristine tree and takes no patch" if clean else "no patch is named"
             )
+        if clean and keep:
+            raise NothingToRunOnError("--keep leaves a patch applied, and --clean applies none")
         self.id = lease.new_session()
         self.workspace = workspace
         self.patches: list[Patch] = workspace.catalog.expand(names) if names else []
@@ -101,15 +104,15 @@ class Session:
         inside = os.environ.get(processes.MARKER)
         self.env_set[processes.MARKER] = f"{inside}:{self.id}" if inside else self.id
         self.record_dir = os.path.abspath(record_dir or ".")
-        self.record = Record(
-            self.id, env_set=self.env_set, outputs=list(dict.fromkeys(map(provenance.check_output, outputs)))
-        )
+        self.record = Record(self.id, outputs=list(dict.fromkeys(map(provenance.check_output, outputs))))
+        self.record.note_environment(self.env_set)
         self.record_path: str | None = None
         self.ending: Ending | None = None
         self.shared_with: list[Lease] = []
         self.kept = False
         self.verdicts: list[Verdict] = []
         self._exclusive = exclusive
+        self._owner: int | None = None  # the process that opened it, and alone may use it
         self._tenancy = Tenancy(
             self.id, [patch.name for patch in self.patches], lease.command_line(), self.holding
         )
@@ -127,6 +130,11 @@ class Session:
 
     def open(self) -> None:
         """Guard, apply, lease. Raises without a trace left in the tree."""
+        if self._owner is not None:
+            raise SessionUseError(
+                "the session was open already", hint="make another one: patchkit.session(…)"
+            )
+        self._owner = os.getpid()
         if not os.access(self.record_dir, os.W_OK | os.X_OK):
             raise OSError(13, "cannot write the record there", self.record_dir)
         self._supervisor = Supervisor(
@@ -221,6 +229,7 @@ class Session:
         )
         code = self._running().wait(child)
         self.record.exit_code = code
+        self.record.exit_signal = -child.returncode if child.returncode < 0 else None
         self.record.ended = time.time()
         if not self._exclusive:
             self._answer(None)
@@ -246,7 +255,7 @@ class Session:
             self.record.begun = time.time()
         self.record.command.append(arguments)
         if env:
-            self.record.env_set = {**self.record.env_set, **env}
+            self.record.note_environment(env)
         return supervisor.start(
             arguments,
             env=self.environment(env),
@@ -271,7 +280,12 @@ class Session:
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:
-            raise NothingToRunOnError("the session is not open")
+            raise SessionUseError("the session is not open", hint="enter it: with patchkit.session(…) as s")
+        if self._owner != os.getpid():
+            hint = "use it there, and give the child what it needs in another way"
+            raise SessionUseError(
+                f"the session belongs to process {self._owner}, which forked this", hint=hint
+            )
         return self._supervisor
 
     def _say_or_stop(self, text: str) -> None:
@@ -307,9 +321,10 @@ class Session:
     def close(self, *, good: bool = True) -> None:
         """End, restore, verify, write. ``good``: the run is a success, so that ``keep`` counts.
 
-        Raises AfterCommandError; the tree is then marked as an abandoned session.
+        Raises AfterCommandError; the tree is then marked as an abandoned session. In a forked child this does
+        nothing: the session goes on in the process that opened it.
         """
-        if self._supervisor is None:
+        if self._supervisor is None or self._owner != os.getpid():
             return
         supervisor = self._supervisor
         supervisor.quiet()
@@ -331,6 +346,7 @@ class Session:
         what = "the tree could not be verified"
         try:
             self._await_gpus()
+            self._compare()
             if self.patches and keep:
                 self.shared_with = self._tenancy.keep(self.targets[0])
                 self.kept = not self.shared_with
@@ -355,7 +371,17 @@ class Session:
                 path=bad[0].target.root,
                 hint=None,
             )
+        if any(tree.changed for tree in self.record.trees):
+            return AfterCommandError(self.record.statement, None, path=self.targets[0].root, hint=None)
         return None
+
+    def _compare(self) -> None:
+        """See whether the patched tree is still what the command was given."""
+        for target, tree in zip(self.targets, self.record.trees, strict=True):
+            if tree.during is not None:
+                # What cannot be read is said by the verification, and does not stop the restoring.
+                with contextlib.suppress(OSError), tree_lock(target.root, LOCK_WAIT_S):
+                    tree.changed = provenance.tree_digest(target) != tree.during
 
     def _await_gpus(self) -> None:
         """Wait until the drivers have freed what our processes held; a signal ends the waiting, no more.
@@ -401,6 +427,8 @@ class Session:
             return f"this run used pristine {labels}" if good else f"{labels} changed during this run"
         names = ", ".join(patch.name for patch in self.patches)
         end = "kept" if self.kept else "in use by another session" if self.shared_with else "restored"
+        if any(tree.changed for tree in self.record.trees):
+            return f"{labels} with {names} changed during this run, {end} afterwards"
         return f"this run used {labels} with {names}, {end} afterwards"
 
     def _write_record(self) -> AfterCommandError | None:
