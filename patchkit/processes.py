@@ -18,7 +18,7 @@ from patchkit.guard import procfs
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 MARKER = "PATCHKIT_SESSION"  # ids of the sessions that a process runs in, outermost first, ':' between them
 _SUBREAPER_SET, _SUBREAPER_GET = 36, 37  # prctl: PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
@@ -137,7 +137,7 @@ class Family:
         self._started[child.pid] = child
         process = look(child.pid)
         if process is not None:
-            self.known.add(process)
+            self._know([process])
 
     def members(self) -> list[Process]:
         """Living and dead (not reaped) members, parents before children."""
@@ -153,8 +153,12 @@ class Family:
             process = pending.pop(0)
             found.append(process)
             pending += children.get(process.pid, ())
-        self.known.update(found)
+        self._know(found)
         return found
+
+    def _know(self, found: Collection[Process]) -> None:
+        self.known.difference_update(found)  # what is equal may be in another group since
+        self.known.update(found)
 
     def _is_ours(self, child: Process, groups: set[int]) -> bool:
         if child in self._strangers:

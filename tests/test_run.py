@@ -86,6 +86,7 @@ def test_its_exit_code_is_returned(run):
         (["run", "p1"], [], 2, "no command to run"),
         (["run"], ["true"], 2, "no patch is named"),
         (["run", "--clean", "p1"], ["true"], 2, "takes no patch"),
+        (["run", "--clean", "--keep"], ["true"], 2, "--keep leaves a patch applied"),
         (["run", "p2"], ["true"], 2, "no patch named 'p2'"),
         (["run", "p1", "--env", "=x"], ["true"], 2, "not NAME=VALUE"),
         (["run", "p1", "--env", "1A=x"], ["true"], 2, "not NAME=VALUE"),

@@ -71,7 +71,8 @@ class Holding:
     """How to meet a holder: ``wait_s`` seconds at most, or go on regardless for ``reason``.
 
     ``lock_wait_s`` is for the tree's lock alone, which is held for moments; ``session`` is the one whose own
-    leases do not stand in its way. ``thorough`` and ``stop_to_read`` are the guard's.
+    leases do not stand in its way, nor do those of sessions that are about to apply the same patches
+    (``sharing``). ``thorough`` and ``stop_to_read`` are the guard's.
     """
 
     wait_s: float = 0.0
@@ -80,6 +81,7 @@ class Holding:
     say: Callable[[str], None] = lambda _: None
     lock_wait_s: float = 0.0
     session: str | None = None
+    sharing: Sequence[str] | None = None
     thorough: bool = False
     stop_to_read: bool = False
 
@@ -94,13 +96,18 @@ class Holding:
         return self.reason if self.override else None
 
     def check(self, target: Target, files: Sequence[str]) -> None:
-        """Raise unless no session leases ``target`` and no process holds ``files`` of it."""
+        """Raise unless no session leases ``target``, no process of an abandoned one lives, and none holds
+        ``files`` of it.
+        """
         if not files:
             return
-        lease.refuse(target.root, target.distribution, own=self.session)
+        lease.refuse(target.root, target.distribution, own=self.session, sharing=self.sharing)
         if self.override:
             return
-        from patchkit import guard
+        from patchkit import abandonment, guard
+
+        if living := abandonment.alive(target):
+            raise living[0]
 
         blockers = guard.inspect(
             target.root,
