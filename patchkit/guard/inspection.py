@@ -70,7 +70,7 @@ class _Matches:
 
     def __init__(self, tree: Tree, view: ProcessView, pid: int) -> None:
         self.hits: dict[str, str] = {}
-        self.unsure: str | None = None  # a relative path that may be one
+        self.unsure: str | None = None  # a path that may be one, and why that is not known
         self._tree = tree
         self._view = view
         self._pid = pid
@@ -81,6 +81,9 @@ class _Matches:
         relative = {path for path in fresh if not path.startswith("/")}
         for name, path in self._tree.matches(self._view, fresh - relative).items():
             self.hits.setdefault(name, path)
+        for path in fresh - relative - self._view.cleared - set(self.hits.values()):
+            if self._tree.may_be_moved(self._view, path):
+                self.unsure = f"{path}, of a folder that was moved or removed since"
         if relative:
             self._add_relative(relative)
         return len(self.hits) == len(self._tree.files)
@@ -92,7 +95,7 @@ class _Matches:
             if name is not None:
                 self.hits.setdefault(name, path)
             elif self._tree.ends_like(path) and not self._view.exists(absolute):
-                self.unsure = path
+                self.unsure = f"{path}, relative to a folder that is no longer known"
 
 
 class Inspection:
@@ -321,7 +324,7 @@ class Inspection:
         if found.unsure:
             return _Answer(
                 Verdict.CANNOT_TELL,
-                f"sys.modules has {found.unsure}, relative to a folder that is no longer known ({what})",
+                f"sys.modules has {found.unsure} ({what})",
                 True,
             )
         if reason is None and not self._has_nodes:
@@ -353,7 +356,7 @@ class Inspection:
         if matches.unsure:
             return _Answer(
                 Verdict.CANNOT_TELL,
-                f"code of {matches.unsure} is alive, relative to a folder that is no longer known ({what})",
+                f"code is alive of {matches.unsure} ({what})",
                 True,
             )
         if not snapshot.complete:

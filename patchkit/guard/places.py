@@ -212,6 +212,10 @@ class ProcessView:
         view, path = self._at(path)
         return view.folder(path)
 
+    def place(self, folder: str, name: str) -> Place:
+        view, folder = self._at(folder)
+        return view.place(folder, name)
+
     def places(self, path: str) -> tuple[tuple[Place, ...], Identity | None]:
         view, path = self._at(path)
         return view.places(path)
@@ -308,7 +312,8 @@ class Tree:
         for path in set(paths) - view.cleared:
             name = self.match(view, path)
             if name is None:
-                view.clear(path)
+                if not self.may_be_moved(view, path):
+                    view.clear(path)
             elif name not in found or path.endswith(".py"):  # rather __file__ than __cached__
                 found[name] = path
         return found
@@ -327,6 +332,21 @@ class Tree:
             if place in self._by_place:
                 return self._by_place[place]
         return self._by_identity.get(own) if own is not None else None
+
+    def may_be_moved(self, view: View | ProcessView, path: str) -> bool:
+        """Whether ``path`` (absolute) means a file of a tree that is not there any more, and may be this one.
+
+        By its path, a tree that was renamed since is another folder. Only within a device can it be renamed.
+        """
+        source = source_of(path)
+        if source.rpartition("/")[2] not in self._names or self.root_identity is None:
+            return False
+        for name in self.files:
+            root = source.removesuffix(f"/{name}")
+            if root not in {source, ""} and not view.exists(root):
+                folder, _, base = root.rpartition("/")
+                return view.place(folder or "/", base)[0] == self.root_identity[0]
+        return False
 
     def ends_like(self, path: str) -> str | None:
         """The asked file whose path ends with the relative ``path``, if any."""
