@@ -16,7 +16,7 @@ from patchkit.errors import NO, PatchkitError
 from patchkit.hidden_states.dataset import PROVENANCE, Dataset
 from patchkit.processes import ends_with_us
 from patchkit.report import Result
-from patchkit.supervisor import ENDING
+from patchkit.signals import ENDING
 from patchkit.training import Training
 
 if TYPE_CHECKING:

@@ -336,7 +336,7 @@ class Tree:
     def may_be_moved(self, view: View | ProcessView, path: str) -> bool:
         """Whether ``path`` (absolute) means a file of a tree that is not there any more, and may be this one.
 
-        By its path, a tree that was renamed since is another folder. Only within one device can it be renamed.
+        By its path, a tree that was renamed since is another folder. Only within a device can it be renamed.
         """
         source = source_of(path)
         if source.rpartition("/")[2] not in self._names or self.root_identity is None:
