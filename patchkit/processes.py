@@ -38,10 +38,12 @@ class Process:
     group: int = field(compare=False)
     session: int = field(compare=False)
     state: str = field(compare=False)
+    threads: int = field(default=1, compare=False)
 
     @property
     def ended(self) -> bool:
-        return self.state in "ZXx"
+        """Also False when only its main thread has ended: the process lives on in the others."""
+        return self.state in "ZXx" and self.threads < 2
 
     def title(self) -> str:
         known = procfs.stat(self.pid)
@@ -77,7 +79,13 @@ def look(pid: int) -> Process | None:
     # The name stands in parentheses and may hold any byte.
     fields = text.rpartition(b")")[2].split()
     return Process(
-        pid, int(fields[19]), int(fields[1]), int(fields[2]), int(fields[3]), fields[0].decode("ascii")
+        pid,
+        int(fields[19]),
+        int(fields[1]),
+        int(fields[2]),
+        int(fields[3]),
+        fields[0].decode("ascii"),
+        int(fields[17]),
     )
 
 

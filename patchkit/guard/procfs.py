@@ -22,8 +22,10 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _FORKED = 0x00000040  # PF_FORKNOEXEC: it runs what it was forked with
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _TICKS = os.sysconf("SC_CLK_TCK")
-_MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ (\S+ \d+) +(/[^\n]*)$", re.MULTILINE)
+_MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) 0+ (\S+ \d+) +(/[^\n]*)$", re.MULTILINE)
+_EXECUTABLE = re.compile(rb"^\S+ ..x. \S+ (\S+ \d+) +/", re.MULTILINE)
 _DELETED = b" (deleted)"
+MappedAs = tuple[bytes, bytes, int]  # device and inode, mode, size in bytes of the first mapping
 _TITLE_WIDTH = 200
 
 
@@ -39,9 +41,12 @@ class Stat:
     started: float
     ticks: int  # the same, since boot: with it a process is told from a later one of the same number
 
+    threads: int
+
     @property
     def ended(self) -> bool:
-        return self.state in "ZXx"
+        """Also False when only its main thread has ended: the process lives on in the others."""
+        return self.state in "ZXx" and self.threads < 2
 
 
 def pids() -> list[int]:
@@ -84,7 +89,22 @@ def stat(pid: int) -> Stat | None:
         forked=bool(int(fields[6]) & _FORKED),
         started=boot + int(fields[19]) / _TICKS,
         ticks=int(fields[19]),
+        threads=int(fields[17]),
     )
+
+
+def living_thread(pid: int, known: Stat | None) -> int:
+    """``pid``; or, where only its main thread has ended, another thread: /proc/PID shows no memory and no
+    files of the process then, and the kernel reads its memory under that thread's number alone.
+    """
+    if known is None or known.ended or known.state not in "ZXx":
+        return pid
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            thread = stat(int(name))
+            if thread is not None and thread.state not in "ZXx":
+                return int(name)
+    return pid
 
 
 def uids(pid: int) -> tuple[int, int] | None:
@@ -156,12 +176,20 @@ def maps(pid: int) -> bytes:
     return _slurp_of(pid, "maps")
 
 
-def mapped_objects(maps: bytes) -> Iterator[tuple[int, bytes, str]]:
-    """Base address, device and inode (as one key), and path of each file that is mapped from its start."""
+def mapped_objects(maps: bytes) -> Iterator[tuple[int, MappedAs, str]]:
+    """Base address, what is mapped there and how, and path of each file that is mapped from its start.
+
+    The second tells a program that was loaded from the same file mapped as data.
+    """
     for found in _MAPPED_FILE.finditer(maps):
-        path = found[3]
+        start, end, mode, file, path = found.groups()
         path = path.removesuffix(_DELETED)
-        yield int(found[1], 16), found[2], os.fsdecode(path)
+        yield int(start, 16), (file, mode, int(end, 16) - int(start, 16)), os.fsdecode(path)
+
+
+def executable_files(maps: bytes) -> set[bytes]:
+    """Device and inode (as one key) of each file of which some part may be executed."""
+    return set(_EXECUTABLE.findall(maps))
 
 
 def mapped_paths(maps: bytes) -> set[str]:
