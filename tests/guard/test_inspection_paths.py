@@ -86,8 +86,11 @@ def test_a_removed_folder_is_still_known(engine: Engine):
 
 
 def test_a_tree_that_was_renamed_since_may_be_the_one(engine: Engine, tmp_path: pathlib.Path):
-    processes = [engine.start(IMPORT), engine.start(IMPORT)]
-    quiet = engine.start(NOTHING)
+    # A package of its own: its processes may be those of any tree that has the like, in other tests too.
+    os.rename(f"{engine.root}/engine", f"{engine.root}/wanderer")
+    engine.files = (VICTIM.replace("engine", "wanderer"),)
+    processes = [engine.start(IMPORT.replace("engine", "wanderer")) for _ in range(2)]
+    quiet = engine.start(NOTHING.replace("engine", "wanderer"))
     os.rename(engine.root, tmp_path / "live")
     engine.root = str(tmp_path / "live")
     for process in processes:
