@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from patchkit.commands.holding import Holding
     from patchkit.lease import Lease
     from patchkit.processes import Process
+    from patchkit.target import Target
     from patchkit.workspace import Workspace
 
 
@@ -36,6 +37,15 @@ class SessionAliveError(PatchkitError):
             path=abandoned.root,
             hint="stop them, or wait for them with --wait 10m",
         )
+
+
+def alive(target: Target) -> list[SessionAliveError]:
+    """The abandoned sessions on ``target`` whose processes live on."""
+    found = []
+    for one in lease.abandoned(target.root):
+        if one.distribution == target.distribution and (living := processes.marked(one.session)):
+            found.append(SessionAliveError(one, living))
+    return found
 
 
 def finish(workspace: Workspace, abandoned: Lease, holding: Holding) -> str:

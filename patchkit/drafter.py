@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from patchkit.errors import REFUSED, USAGE, PatchkitError
@@ -33,6 +35,8 @@ FIRST: dict[str, str] = {
     "KimiK25ForConditionalGeneration": "0.5.10rc0",
 }
 LOOKED_AT = "0.5.23"
+USUAL_STATES = 3
+_HEADER_LIMIT = 16 << 20
 
 
 class ServeError(PatchkitError):
@@ -68,6 +72,12 @@ def naming(layers: tuple[int, ...], architecture: str, release: str) -> Naming:
     Raises ServeError, CannotSayError.
     """
     number = _number(release)
+    # The engine captures in its layers' order, whatever the order of the list.
+    if not layers or layers[0] < 0 or any(one >= other for one, other in pairwise(layers)):
+        raise ServeError(
+            f"the layers {_listed(layers)} cannot be served: they must ascend, each named once, from 0 on",
+            "name those that the drafter was trained on: --layers 3,31,59",
+        )
     first = FIRST.get(architecture)
     if first is None:
         raise CannotSayError(
@@ -112,13 +122,16 @@ def rewrite(
 ) -> tuple[Naming, bool]:
     """Write ``eagle_config`` into the drafter's ``config.json``; returns whether that changed it.
 
-    ``layers`` are the k of the states that it was trained on, () for what its config says; the
-    architecture is the verifier's, from the config unless given. Raises TrainerError and as ``naming``.
+    ``layers`` are the k of the states that it was trained on, () for what its config says, and must agree
+    with what the drafter itself says; the architecture is the verifier's, from the config unless given.
+    Raises TrainerError and as ``naming``.
     """
     engine, separator, release = serve.partition("==")
     if engine != "sglang" or not separator:
         raise ServeError(f"{serve!r} is not a release of sglang", "write --serve sglang==0.5.9")
     config = read_config(folder)
+    if layers:
+        _require_own(folder, config, layers)
     chosen = layers or _trained_on(config, folder)
     named = naming(chosen, architecture or _verifier(config, folder), release)
     before = config.get("eagle_config")
@@ -142,8 +155,55 @@ def _trained_on(config: dict[str, Any], folder: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _require_own(folder: str, config: dict[str, Any], layers: tuple[int, ...]) -> None:
+    """Raise ServeError where the drafter was trained on other states than ``layers``.
+
+    The mistake to find: a data set lists its last state, R(n), too, which no drafter takes.
+    """
+    if isinstance(config.get("speculators_config"), dict):
+        trained = _trained_on(config, folder)
+        if trained != layers:
+            raise ServeError(
+                f"{folder} was trained on the layers {_listed(trained)}, not {_listed(layers)}",
+                "leave --layers out",
+            )
+        return
+    states = _states_taken(folder, config)
+    if states is not None and states != len(layers):
+        taken = f"{folder} takes {states} states"
+    elif states is None and len(layers) != USUAL_STATES:
+        taken = f"{folder} does not say how many states it takes, drafters of EAGLE-3 take {USUAL_STATES}"
+    else:
+        return
+    raise ServeError(
+        f"{taken}, and --layers names {len(layers)}",
+        "name those that it was trained on, without the data set's last state",
+    )
+
+
+def _states_taken(folder: str, config: dict[str, Any]) -> int | None:
+    """How many states ``fc`` joins, by the header of ``model.safetensors``; None if that is not known."""
+    width = config.get("target_hidden_size") or config.get("hidden_size")
+    try:
+        with open(os.path.join(folder, "model.safetensors"), "rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(size, _HEADER_LIMIT)))
+        (shape,) = [one["shape"] for name, one in header.items() if f".{name}".endswith(".fc.weight")]
+        joined = shape[1]
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error):
+        return None
+    if type(width) is not int or width < 1 or type(joined) is not int or joined % width:
+        return None
+    return joined // width
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, layers))
+
+
 def _verifier(config: dict[str, Any], folder: str) -> str:
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    own = config.get("speculators_config")
+    verifier = own.get("verifier") if isinstance(own, dict) else None
     names = verifier.get("architectures") if isinstance(verifier, dict) else None
     if not isinstance(names, list) or not names:
         raise TrainerError(

@@ -9,7 +9,8 @@ import stat
 from patchkit.errors import REFUSED, PatchkitError
 
 _FOLDERS = ("applied", "leases", "rescued")
-_FLAT = ("applied", "leases")  # folders in which there are only files
+_FILES = (".gitignore", "history.head", "history.jsonl", "lock", "statcache.json")
+_FLAT = ("applied", "leases")  # folders whose names are opened
 
 
 class ForeignStateError(PatchkitError):
@@ -28,7 +29,8 @@ def check(folder: str, root: str) -> None:
     """Raise ForeignStateError unless ``folder``, the state of ``root``, may be believed; it may be missing.
 
     What lies in it is looked at, too, but for the second names in ``undo.*`` and what is in ``rescued``:
-    those may be links, and nothing follows them.
+    those may be links, and nothing follows them. A folder in the place of the state, the journal or a lease
+    is no lie, only damage, of which the reader speaks.
     """
     try:
         info = os.lstat(folder)
@@ -40,11 +42,12 @@ def check(folder: str, root: str) -> None:
     trusted = {0, os.stat(root).st_uid} if os.geteuid() == 0 else None
     _check_owner(folder, info, trusted, root)
     for name, path in _entries(folder):
-        needs_folder = name in _FOLDERS or name.startswith("undo.")
-        _check_entry(path, needs_folder, trusted, root)
+        is_folder = name in _FOLDERS or name.startswith("undo.")
+        wanted = stat.S_IFDIR if is_folder else stat.S_IFREG if name in _FILES else None
+        _check_entry(path, wanted, trusted, root)
         if name in _FLAT:
             for _, inner in _entries(path):
-                _check_entry(inner, False, trusted, root)
+                _check_entry(inner, stat.S_IFREG if name == "applied" else None, trusted, root)
 
 
 def _entries(folder: str) -> list[tuple[str, str]]:
@@ -54,8 +57,8 @@ def _entries(folder: str) -> list[tuple[str, str]]:
         return []  # gone since, like any other name of a transaction that ends in this moment
 
 
-def _check_entry(path: str, needs_folder: bool, trusted: set[int] | None, root: str) -> None:
-    """Refuse what could lead elsewhere; a folder in the place of a file is told by whoever reads that."""
+def _check_entry(path: str, wanted: int | None, trusted: set[int] | None, root: str) -> None:
+    """``wanted`` is the type that it must have; None for a folder or a file."""
     try:
         info = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -63,8 +66,8 @@ def _check_entry(path: str, needs_folder: bool, trusted: set[int] | None, root: 
     kind = stat.S_IFMT(info.st_mode)
     if kind == stat.S_IFLNK:
         raise ForeignStateError(path, "is a symlink")
-    if kind != stat.S_IFDIR and (needs_folder or kind != stat.S_IFREG):
-        raise ForeignStateError(path, "is not a folder" if needs_folder else "is not a file")
+    if kind not in ((stat.S_IFDIR, stat.S_IFREG) if wanted is None else (wanted,)):
+        raise ForeignStateError(path, "is not a folder" if wanted == stat.S_IFDIR else "is not a file")
     _check_owner(path, info, trusted, root)
 
 
@@ -74,7 +77,10 @@ def _check_owner(path: str, info: os.stat_result, trusted: set[int] | None, root
 
 
 def open_own(path: str, flags: int, mode: int = 0o644) -> int:
-    """A descriptor of a file of ``.patchkit``, never of what a link there leads to, nor of a pipe."""
+    """A descriptor of a file of ``.patchkit``, never of what a link there leads to, nor of a pipe.
+
+    Raises ForeignStateError, and IsADirectoryError for a folder.
+    """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:

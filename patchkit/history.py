@@ -160,7 +160,7 @@ class History:
         try:
             if os.fstat(descriptor).st_nlink > 1:
                 # Of a copy made by hard links (`cp -al`), where another tree's history would grow with ours.
-                write_durably(self.root, HISTORY, b"".join(one + b"\n" for one in (*lines, line)))
+                write_durably(self.root, HISTORY, b"".join(one + b"\n" for one in [*lines, line]))
                 return
             # Over a torn last line, if there is one: it was never a record.
             position = sum(len(one) + 1 for one in lines)

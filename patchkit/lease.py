@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import uuid
+import weakref
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ class Lease:
     """One claim as its file says it. ``pid`` counts in the PID namespace of its holder.
 
     ``patches`` are the applied patches that it needs, none for a session of the pristine tree;
-    ``created`` is in seconds since the epoch.
+    ``found`` are those of them that had been applied before by no session; ``created`` is in seconds since
+    the epoch.
     """
 
     session: str
@@ -70,6 +72,7 @@ class Lease:
     host: str
     boot_id: str
     created: float
+    found: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -95,7 +98,10 @@ class Lease:
             return False
         from patchkit.guard import procfs
 
-        return self.pid in procfs.ancestors(os.getpid())
+        if self.pid not in procfs.ancestors(os.getpid()):
+            return False
+        # The number may be of another PID namespace (1 in a container); the holder has the lease open.
+        return procfs.has_open(self.pid, self.path) is not False
 
     def silence_s(self) -> float:
         """Seconds since the last heartbeat, by the clock of the file system; infinite if the file is gone."""
@@ -126,7 +132,7 @@ class Lease:
         _drop_folder(self.root)
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "patches": list(self.patches)}
+        return {**vars(self), "patches": list(self.patches), "found": list(self.found)}
 
 
 class Claim:
@@ -135,6 +141,7 @@ class Claim:
     def __init__(self, lease: Lease, descriptor: int) -> None:
         self.lease = lease
         self._descriptor: int | None = descriptor
+        _claims.add(self)
 
     def beat(self) -> None:
         """Say that the holder lives."""
@@ -161,7 +168,27 @@ class Claim:
             self._descriptor = None
 
 
-def claim(root: str, distribution: str, patches: Iterable[str], session: str, command: str) -> Claim:
+_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _forget_claims() -> None:
+    """In a forked child: the lock is that of the open file, and would outlive the process that holds it."""
+    for one in list(_claims):
+        one.abandon()
+
+
+os.register_at_fork(after_in_child=_forget_claims)
+
+
+def claim(
+    root: str,
+    distribution: str,
+    patches: Iterable[str],
+    session: str,
+    command: str,
+    *,
+    found: Iterable[str] = (),
+) -> Claim:
     """Take a lease; the caller holds the tree's lock and has seen that no other lease is against it."""
     from patchkit.history import user_name
 
@@ -176,6 +203,7 @@ def claim(root: str, distribution: str, patches: Iterable[str], session: str, co
         host=socket.gethostname(),
         boot_id=boot_id(),
         created=time.time(),
+        found=tuple(found),
     )
     prepare(root)
     folder = os.path.join(root, LEASES)
@@ -249,7 +277,10 @@ def unreadable(root: str) -> list[StateFileError]:
 
 def require_dead(path: str) -> None:
     """Raise UnreadableLeaseError unless nobody can hold the unreadable lease at ``path`` any more."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        descriptor = open_own(path, os.O_RDONLY)
+    except IsADirectoryError:
+        return  # no session holds a folder
     try:
         # Of another host's session only the heartbeat tells, and the file does not say any more whose it is.
         silence_s = _now(os.path.dirname(path)) - os.fstat(descriptor).st_mtime
@@ -273,8 +304,8 @@ def _load(root: str, path: str) -> Lease | None:
 
 
 def _from_json(root: str, data: dict[str, Any]) -> Lease:
-    keys = {field.name for field in fields(Lease)} - {"root"}
-    values.keys(data, "it", keys, {"schema"})
+    keys = {field.name for field in fields(Lease)} - {"root", "found"}
+    values.keys(data, "it", keys, {"schema", "found"})
     return Lease(
         session=values.name(data["session"], "session"),
         root=root,
@@ -286,6 +317,7 @@ def _from_json(root: str, data: dict[str, Any]) -> Lease:
         host=values.text(data["host"], "host"),
         boot_id=values.text(data["boot_id"], "boot_id"),
         created=values.seconds(data["created"], "created"),
+        found=values.names(data.get("found", []), "found"),
     )
 
 
@@ -322,9 +354,18 @@ def sweep(root: str) -> None:
     _drop_folder(root)
 
 
-def refuse(root: str, distribution: str, *, own: str | None = None) -> None:
-    """Raise LeasedError if a session other than ``own`` uses the tree."""
+def refuse(
+    root: str, distribution: str, *, own: str | None = None, sharing: Collection[str] | None = None
+) -> None:
+    """Raise LeasedError if a session other than ``own`` uses the tree.
+
+    One that needs exactly the patches ``sharing`` is no hindrance to applying them as long as they are not
+    all applied: then its command does not run yet, or any more. The caller holds the tree's lock for that.
+    """
     others = live(root, distribution, but=own)
+    if others and sharing is not None:
+        applied = {one.patch for one in State.load(root).stack if one.distribution == distribution}
+        others = [one for one in others if not one.shares(sharing) or applied.issuperset(one.patches)]
     if others:
         raise LeasedError(others[0])
 

@@ -18,10 +18,11 @@ from patchkit.guard import procfs
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 MARKER = "PATCHKIT_SESSION"  # ids of the sessions that a process runs in, outermost first, ':' between them
 _SUBREAPER_SET, _SUBREAPER_GET = 36, 37  # prctl: PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
+_PDEATHSIG_SET = 1  # prctl: PR_SET_PDEATHSIG
 _POLL_S = 0.05
 _LOOKS = 3
 _UNKILLABLE_S = 30.0  # a process in the kernel (a dead disk, a driver) does not end before that ends
@@ -37,14 +38,26 @@ class Process:
     group: int = field(compare=False)
     session: int = field(compare=False)
     state: str = field(compare=False)
+    threads: int = field(default=1, compare=False)
 
     @property
     def ended(self) -> bool:
-        return self.state in "ZXx"
+        """Also False when only its main thread has ended: the process lives on in the others."""
+        return self.state in "ZXx" and self.threads < 2
 
     def title(self) -> str:
         known = procfs.stat(self.pid)
         return procfs.title(procfs.arguments(self.pid), known.command if known else "?")
+
+
+def ends_with_us() -> Callable[[], None]:
+    """A ``preexec_fn``: the child gets SIGTERM when the thread that starts it ends."""
+    libc = ctypes.CDLL(None)  # loaded here: between fork and exec little is safe
+
+    def ask() -> None:
+        libc.prctl(_PDEATHSIG_SET, int(signal.SIGTERM), 0, 0, 0)
+
+    return ask
 
 
 def table() -> dict[int, Process]:
@@ -66,7 +79,13 @@ def look(pid: int) -> Process | None:
     # The name stands in parentheses and may hold any byte.
     fields = text.rpartition(b")")[2].split()
     return Process(
-        pid, int(fields[19]), int(fields[1]), int(fields[2]), int(fields[3]), fields[0].decode("ascii")
+        pid,
+        int(fields[19]),
+        int(fields[1]),
+        int(fields[2]),
+        int(fields[3]),
+        fields[0].decode("ascii"),
+        int(fields[17]),
     )
 
 
@@ -126,7 +145,7 @@ class Family:
         self._started[child.pid] = child
         process = look(child.pid)
         if process is not None:
-            self.known.add(process)
+            self._know([process])
 
     def members(self) -> list[Process]:
         """Living and dead (not reaped) members, parents before children."""
@@ -142,8 +161,12 @@ class Family:
             process = pending.pop(0)
             found.append(process)
             pending += children.get(process.pid, ())
-        self.known.update(found)
+        self._know(found)
         return found
+
+    def _know(self, found: Collection[Process]) -> None:
+        self.known.difference_update(found)  # what is equal may be in another group since
+        self.known.update(found)
 
     def _is_ours(self, child: Process, groups: set[int]) -> bool:
         if child in self._strangers:

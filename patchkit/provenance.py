@@ -27,7 +27,7 @@ from patchkit.tree import sha256_file
 from patchkit.witness import files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from patchkit.manifest import Manifest
     from patchkit.target import Target
@@ -70,6 +70,7 @@ class TreeState:
     after: str | None = None
     clean: bool | None = None
     witness: str | None = None
+    changed: bool | None = None  # whether it differed from ``during`` when the command had ended
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +82,7 @@ class TreeState:
                 name: None if digest is None else {"dirHash": digest}
                 for name, digest in (("before", self.before), ("during", self.during), ("after", self.after))
             },
+            "changed_during": self.changed,
             "clean_after": self.clean,
             "witness": self.witness,
         }
@@ -100,11 +102,21 @@ class Record:
     begun: float = field(default_factory=time.time)
     ended: float | None = None
     exit_code: int | None = None
+    exit_signal: int | None = None  # what ended the command, if it did not exit by itself
     signals: list[int] = field(default_factory=list)
     restored: bool | None = None
     gpus_held: list[str] = field(default_factory=list)  # after the last process had ended
     written: list[dict[str, Any]] = field(default_factory=list)  # the outputs as ``write`` found them
     statement: str = ""
+    env_names: set[str] = field(default_factory=set)  # of variables that were passed on as they were
+
+    def note_environment(self, given: Mapping[str, str]) -> None:
+        """Keep what a command is given; of what it would have inherited just so, the name alone."""
+        for name, value in given.items():
+            if os.environ.get(name) == value:
+                self.env_names.add(name)
+            else:
+                self.env_set[name] = value
 
     def to_json(self) -> dict[str, Any]:
         subjects = [
@@ -130,6 +142,7 @@ class Record:
                 "statement": self.statement,
                 "commands": self.command,
                 "exit_code": self.exit_code,
+                "exit_signal": self.exit_signal,
                 "signals": self.signals,
                 "started": _utc(self.begun),
                 "ended": None if self.ended is None else _utc(self.ended),
@@ -146,7 +159,7 @@ class Record:
                 "gpus_held": self.gpus_held,
                 # Values may be secrets: only those that patchkit set itself are written down.
                 "environment": {
-                    "names": sorted({*os.environ, *self.env_set}),
+                    "names": sorted({*os.environ, *self.env_set, *self.env_names}),
                     "set": dict(sorted(self.env_set.items())),
                 },
                 "machine": self.machine,

@@ -21,6 +21,13 @@ class NothingToRunOnError(PatchkitError):
         super().__init__(reason, hint="patchkit run NAME... -- CMD, or patchkit run --clean -- CMD")
 
 
+class SessionUseError(PatchkitError):
+    """A session is used before it is open, opened a second time, or used by a forked child."""
+
+    code = "session-use"
+    exit_code = USAGE
+
+
 class NotCleanAtStartError(PatchkitError):
     """A run on the pristine tree is asked for, and the tree is not."""
 

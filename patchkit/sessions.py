@@ -20,18 +20,19 @@ from typing import TYPE_CHECKING
 
 from patchkit import lease, processes, provenance
 from patchkit.abandonment import finish
-from patchkit.commands import change
 from patchkit.commands.check import Verdict, judge
 from patchkit.commands.holding import LOCK_WAIT_S, Holding
 from patchkit.errors import PatchkitError
 from patchkit.gpu_memory import GpuMemory
 from patchkit.lock import tree_lock
+from patchkit.plan import CoveredError
 from patchkit.provenance import Record, TreeState
 from patchkit.session_errors import (
     AfterCommandError,
     NotCleanAtStartError,
     NothingToRunOnError,
     SessionInterruptedError,
+    SessionUseError,
     sentence,
 )
 from patchkit.state import State
@@ -84,6 +85,8 @@ class Session:
             raise NothingToRunOnError(
                 "--clean runs on the pristine tree and takes no patch" if clean else "no patch is named"
             )
+        if clean and keep:
+            raise NothingToRunOnError("--keep leaves a patch applied, and --clean applies none")
         self.id = lease.new_session()
         self.workspace = workspace
         self.patches: list[Patch] = workspace.catalog.expand(names) if names else []
@@ -101,15 +104,15 @@ class Session:
         inside = os.environ.get(processes.MARKER)
         self.env_set[processes.MARKER] = f"{inside}:{self.id}" if inside else self.id
         self.record_dir = os.path.abspath(record_dir or ".")
-        self.record = Record(
-            self.id, env_set=self.env_set, outputs=list(dict.fromkeys(map(provenance.check_output, outputs)))
-        )
+        self.record = Record(self.id, outputs=list(dict.fromkeys(map(provenance.check_output, outputs))))
+        self.record.note_environment(self.env_set)
         self.record_path: str | None = None
         self.ending: Ending | None = None
         self.shared_with: list[Lease] = []
         self.kept = False
         self.verdicts: list[Verdict] = []
         self._exclusive = exclusive
+        self._owner: int | None = None  # the process that opened it, and alone may use it
         self._tenancy = Tenancy(
             self.id, [patch.name for patch in self.patches], lease.command_line(), self.holding
         )
@@ -127,6 +130,11 @@ class Session:
 
     def open(self) -> None:
         """Guard, apply, lease. Raises without a trace left in the tree."""
+        if self._owner is not None:
+            raise SessionUseError(
+                "the session was open already", hint="make another one: patchkit.session(…)"
+            )
+        self._owner = os.getpid()
         if not os.access(self.record_dir, os.W_OK | os.X_OK):
             raise OSError(13, "cannot write the record there", self.record_dir)
         self._supervisor = Supervisor(
@@ -152,20 +160,33 @@ class Session:
 
     def _prepare(self) -> None:
         for target in self.targets:
-            applied = {one.patch for one in State.load(target.root).stack}
-            verdict = judge(target, self.workspace.catalog, expect=applied if self.patches else frozenset())
-            if not self.patches and not verdict.clean:
-                raise NotCleanAtStartError(verdict)
-            self._before.append(verdict)
-            self.record.trees.append(TreeState(target, provenance.tree_digest(target)))
+            # Under the lock, for a session that shares the patches may put them on or take them off.
+            with tree_lock(target.root, LOCK_WAIT_S):
+                state = State.load(target.root)
+                self._refuse_covered(state)
+                applied = {one.patch for one in state.stack}
+                expect = applied if self.patches else frozenset()
+                verdict = judge(target, self.workspace.catalog, expect=expect)
+                if not self.patches and not verdict.clean:
+                    raise NotCleanAtStartError(verdict)
+                self._before.append(verdict)
+                self.record.trees.append(TreeState(target, provenance.tree_digest(target)))
         self.record.machine = provenance.machine()
         self._gpu_memory = GpuMemory()
         if self.patches:
-            change.apply(self.workspace, [patch.name for patch in self.patches], holding=self.holding)
+            self._tenancy.apply(self.workspace)
             stack = State.load(self.targets[0].root).stack
             names = {patch.name for patch in self.patches}
             self.record.patches = [one.manifest for one in stack if one.patch in names]
             self.record.trees[0].during = provenance.tree_digest(self.targets[0])
+
+    def _refuse_covered(self, state: State) -> None:
+        """Raise CoveredError if a patch could not be taken off at the end, because others lie on it."""
+        names = {patch.name for patch in self.patches}
+        for one in state.stack:
+            above = [other.patch for other in state.above(one) if other.patch not in names]
+            if one.patch in names and above:
+                raise CoveredError(one.patch, above)
 
     def _undo(self) -> None:
         """The command was never started: put back what was done, and go."""
@@ -174,7 +195,7 @@ class Session:
             self._supervisor.answered = len(self._supervisor.received)
         try:
             if self._tenancy.claims and self.patches:
-                self._restore()
+                self._tenancy.restore(self.workspace, self.targets[0], _SETTLE_S, but=self._tenancy.found)
             self._tenancy.release()
         except (PatchkitError, OSError) as error:
             self.say(f"{sentence(error)}; 'patchkit recover' finishes it")
@@ -208,6 +229,7 @@ class Session:
         )
         code = self._running().wait(child)
         self.record.exit_code = code
+        self.record.exit_signal = -child.returncode if child.returncode < 0 else None
         self.record.ended = time.time()
         if not self._exclusive:
             self._answer(None)
@@ -233,7 +255,7 @@ class Session:
             self.record.begun = time.time()
         self.record.command.append(arguments)
         if env:
-            self.record.env_set = {**self.record.env_set, **env}
+            self.record.note_environment(env)
         return supervisor.start(
             arguments,
             env=self.environment(env),
@@ -258,7 +280,12 @@ class Session:
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:
-            raise NothingToRunOnError("the session is not open")
+            raise SessionUseError("the session is not open", hint="enter it: with patchkit.session(…) as s")
+        if self._owner != os.getpid():
+            hint = "use it there, and give the child what it needs in another way"
+            raise SessionUseError(
+                f"the session belongs to process {self._owner}, which forked this", hint=hint
+            )
         return self._supervisor
 
     def _say_or_stop(self, text: str) -> None:
@@ -294,9 +321,10 @@ class Session:
     def close(self, *, good: bool = True) -> None:
         """End, restore, verify, write. ``good``: the run is a success, so that ``keep`` counts.
 
-        Raises AfterCommandError; the tree is then marked as an abandoned session.
+        Raises AfterCommandError; the tree is then marked as an abandoned session. In a forked child this does
+        nothing: the session goes on in the process that opened it.
         """
-        if self._supervisor is None:
+        if self._supervisor is None or self._owner != os.getpid():
             return
         supervisor = self._supervisor
         supervisor.quiet()
@@ -318,8 +346,10 @@ class Session:
         what = "the tree could not be verified"
         try:
             self._await_gpus()
+            self._compare()
             if self.patches and keep:
-                self.kept = True
+                self.shared_with = self._tenancy.keep(self.targets[0])
+                self.kept = not self.shared_with
             elif self.patches:
                 what = f"{' '.join(patch.name for patch in self.patches)} could not be restored"
                 self._restore()
@@ -328,13 +358,10 @@ class Session:
             self._tenancy.release()
         except (PatchkitError, OSError) as error:
             self._tenancy.abandon()
-            self.record.restored = False
+            left = self.patches and not self.record.restored
+            self.record.restored = bool(self.record.restored)
             self.record.statement = what
-            hint = (
-                "the patch is still applied; 'patchkit recover' finishes the session"
-                if self.patches
-                else None
-            )
+            hint = "the patch is still applied; 'patchkit recover' finishes the session" if left else None
             return AfterCommandError(what, error, path=self.targets[0].root, hint=hint)
         bad = [verdict for verdict in self.verdicts if verdict.worse_than(self._before)]
         if bad:
@@ -344,7 +371,17 @@ class Session:
                 path=bad[0].target.root,
                 hint=None,
             )
+        if any(tree.changed for tree in self.record.trees):
+            return AfterCommandError(self.record.statement, None, path=self.targets[0].root, hint=None)
         return None
+
+    def _compare(self) -> None:
+        """See whether the patched tree is still what the command was given."""
+        for target, tree in zip(self.targets, self.record.trees, strict=True):
+            if tree.during is not None:
+                # What cannot be read is said by the verification, and does not stop the restoring.
+                with contextlib.suppress(OSError), tree_lock(target.root, LOCK_WAIT_S):
+                    tree.changed = provenance.tree_digest(target) != tree.during
 
     def _await_gpus(self) -> None:
         """Wait until the drivers have freed what our processes held; a signal ends the waiting, no more.
@@ -390,6 +427,8 @@ class Session:
             return f"this run used pristine {labels}" if good else f"{labels} changed during this run"
         names = ", ".join(patch.name for patch in self.patches)
         end = "kept" if self.kept else "in use by another session" if self.shared_with else "restored"
+        if any(tree.changed for tree in self.record.trees):
+            return f"{labels} with {names} changed during this run, {end} afterwards"
         return f"this run used {labels} with {names}, {end} afterwards"
 
     def _write_record(self) -> AfterCommandError | None:

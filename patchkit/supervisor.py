@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +20,12 @@ from typing import IO, TYPE_CHECKING, Any
 from patchkit import processes
 from patchkit.errors import PatchkitError
 from patchkit.processes import Ending, Family
+from patchkit.signals import ENDING, Common
 from patchkit.terminal import Terminal, stop_own_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # these end the session
-_PASSED_ON = (*ENDING, signal.SIGWINCH, signal.SIGTSTP)
 _STOPS = (
     signal.SIGTSTP,
     signal.SIGTTIN,
@@ -35,6 +35,7 @@ _TICK_S = 0.1
 _LOOK_S = 5.0  # between looks at all processes, to reap adopted ones and to know them later
 _LAUNCH = os.path.join(os.path.dirname(__file__), "launch.py")
 _Stream = int | IO[Any] | None
+_common = Common()
 
 
 class CommandNotFoundError(PatchkitError):
@@ -60,6 +61,13 @@ class CommandNotStartedError(PatchkitError):
         elif number == errno.ENOEXEC:
             hint = "a script needs a first line like #!/bin/sh"
         super().__init__(f"{command}: {reason}", path=command, hint=hint)
+
+
+def is_there(command: str, path: str | None, cwd: str | None = None) -> bool:
+    """Whether ``command`` names a file, as execvp(3) looks for it: a name without a slash in PATH only."""
+    if "/" in command:
+        return os.path.exists(os.path.join(cwd or ".", command))
+    return shutil.which(command, path=os.defpath if path is None else path) is not None
 
 
 class Supervisor:
@@ -92,33 +100,14 @@ class Supervisor:
         self._raising = raising
         self._child: subprocess.Popen[Any] | None = None
         self._looked = 0.0
-        self._handlers: dict[int, Any] = {}
-        self._ignored: set[int] = set()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._was_subreaper = processes.become_subreaper()
         self.family = Family(session, exclusive=exclusive)
         self.terminal = Terminal()
-        self._catch_signals()
+        _common.enter(self)
 
     # -- signals ------------------------------------------------------------------------------------
 
-    def _catch_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in _PASSED_ON:
-            before = signal.getsignal(number)
-            if before is signal.SIG_IGN:
-                self._ignored.add(number)  # nohup, or a shell's background job: it stays so
-                continue
-            self._handlers[number] = before
-            signal.signal(number, self._on_signal)
-        for number in (signal.SIGTTOU, signal.SIGTTIN):
-            before = signal.signal(number, signal.SIG_IGN)
-            self._handlers[number] = before
-            if before is signal.SIG_IGN:
-                self._ignored.add(number)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
+    def on_signal(self, number: int) -> None:
         if number in ENDING:
             self.received.append(number)
         with contextlib.suppress(BlockingIOError):
@@ -132,6 +121,11 @@ class Supervisor:
         elif self._raising and number in ENDING:
             self.answered = len(self.received)
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a command at this moment."""
+        return self._child is not None
 
     def _pass_on(self, group: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -167,7 +161,7 @@ class Supervisor:
                 child = subprocess.Popen(
                     [
                         *(sys.executable, "-I", "-S", _LAUNCH, str(report_w), str(terminal)),
-                        *(str(parent), ",".join(map(str, map(int, self._ignored)))),
+                        *(str(parent), ",".join(map(str, map(int, _common.ignored)))),
                         *(str(processes.mark(self.session)), "--", *command),
                     ],
                     env=env,
@@ -181,11 +175,12 @@ class Supervisor:
                 os.close(report_w)
             self.family.add(child)
             trouble = report.read()  # until the command runs, or cannot
+            self.family.add(child)  # again, for only now it has the group that all below it inherit
         if trouble:
             child.wait()
             self.terminal.take_back(child.pid)
             number = int(trouble)
-            there = os.path.exists(os.path.join(cwd or ".", command[0]))
+            there = is_there(command[0], (os.environ if env is None else env).get("PATH"), cwd)
             if number in (errno.ENOENT, errno.ENOTDIR) and not there:
                 raise CommandNotFoundError(command[0])
             raise CommandNotStartedError(command[0], number)
@@ -274,10 +269,7 @@ class Supervisor:
     def close(self) -> None:
         """Give signals, terminal and orphans back."""
         self.terminal.close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._handlers.clear()
-        processes.become_subreaper(self._was_subreaper)
+        _common.leave(self)
         os.close(self._wake_r)
         os.close(self._wake_w)
 

@@ -87,6 +87,8 @@ class Training:
         return [self.python, self.entry] if self.entry else [self.python, "-m", module]
 
     def _speculators(self) -> list[str]:
+        from patchkit.hidden_states.vocabulary import Mapping
+
         dataset = self.dataset
         if dataset.format.normed:
             raise DatasetError(
@@ -116,10 +118,13 @@ class Training:
         if mapping is not None:
             # Always named: what lies about under a trainer's default name may be of another run.
             d2t, t2d = (os.path.abspath(path) for path in mapping)
-            arguments += ["--d2t-path", d2t, "--t2d-path", t2d, "--draft-vocab-size", str(_length(d2t))]
+            draft = len(Mapping.of(dataset).d2t)
+            arguments += ["--d2t-path", d2t, "--t2d-path", t2d, "--draft-vocab-size", str(draft)]
         return arguments
 
     def _specforge(self) -> list[str]:
+        from patchkit.hidden_states.vocabulary import Mapping
+
         dataset = self.dataset
         if not dataset.format.normed:
             raise DatasetError(
@@ -131,6 +136,7 @@ class Training:
         mapping = os.path.join(folder, "vocab_mapping", "vocab_mapping.pt")
         if not os.path.exists(mapping):
             raise DatasetError(folder, "has no vocabulary mapping", "patchkit vocab build makes it")
+        Mapping.of(dataset)
         if not any(one in ("-c", "--config") or one.startswith("--config=") for one in self.extra):
             raise TrainerError(
                 "specforge needs a run configuration", "give it after '--': -- --config run.yaml"
@@ -165,12 +171,6 @@ def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, overrides
 
 
-def _length(path: str) -> int:
-    from patchkit.hidden_states.errors import need
-
-    return int(need("numpy").load(path, mmap_mode="r").shape[0])
-
-
 def read_config(folder: str) -> dict[str, object]:
     """A drafter's ``config.json``. Raises TrainerError."""
     path = os.path.join(folder, "config.json")
@@ -181,7 +181,7 @@ def read_config(folder: str) -> dict[str, object]:
         raise TrainerError(
             f"{folder}: no config.json there", "name the folder of a trained drafter"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TrainerError(f"{path}: not JSON ({error})") from None
     if not isinstance(loaded, dict):
         raise TrainerError(f"{path}: no JSON object")

@@ -17,8 +17,9 @@ import signal
 import socket
 import stat
 import threading
+import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from patchkit import writable
@@ -190,6 +191,9 @@ def run(
             _swap(tree, journal)
             _purge(tree, steps)  # what was compiled meanwhile
             _read_back(tree, journal)
+            # From now on whoever loads a file gets the new one; before, it may have been either.
+            entry = {**entry, "time": time.time()}
+            journal = replace(journal, history=entry)
             History(root).announce(entry)
             journal = journal.committed(root)
         except BaseException as error:

@@ -256,6 +256,13 @@ class Kit:
             **more,
         )
 
+    def session(self, *options: object, command: Iterable[object], **more: Any) -> subprocess.Popen[str]:
+        """``patchkit run OPTIONS -- COMMAND``."""
+        line = [sys.executable, "-m", "patchkit", *self.where, "run", *options, "--", *command]
+        return subprocess.Popen(
+            [str(part) for part in line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+        )
+
     def spawn(self, *arguments: object, code: int | None = 0, **more: Any) -> Done:
         process = self.popen(*arguments, **more)
         out, err = process.communicate(timeout=300)

@@ -148,6 +148,9 @@ def test_a_missing_backup_that_cannot_be_rebuilt(site, rooted, patches):
     assert "reinstall demopkg" in done.err
     assert done.err.count("\n") == 1
     assert snapshot(site) == before
+    (patches / "elsewhere").rename(patches / "p1")
+    rooted("restore", "--verify")  # the folder has the very diff, which undone gives the bytes
+    assert support.files(site) == DEMO["1.0"]
 
 
 def test_a_restore_of_what_is_not_applied_is_a_no_op_with_a_note(site, rooted):

@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
+from patchkit.cli.main import cli
 from tests import support
 from tests.support import DEMO, Kit, Venv
 
@@ -27,6 +31,23 @@ def test_options_may_stand_before_or_after_the_command(venv: Venv, patches: Path
     assert before.returncode == after.returncode == 0
     assert before.stdout == after.stdout
     assert json.loads(before.stdout)["ok"] is True
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[click.Command]:
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        if isinstance(found, click.Group):
+            yield from commands(found, context)
+        elif found is not None:
+            yield found
+
+
+def test_no_option_of_a_command_is_lost_to_another_one() -> None:
+    for one in commands(cli, click.Context(cli)):
+        names = [param.name for param in one.params]
+        assert len(set(names)) == len(names), one.name
+        flags = [flag for param in one.params for flag in param.opts]
+        assert len(set(flags)) == len(flags), one.name
 
 
 def test_the_command_line_wins_over_the_environment(venv: Venv, patches: Path) -> None:

@@ -125,8 +125,9 @@ def test_a_history_from_before_there_were_heads_verifies_and_gets_one(history):
 def test_a_kill_at_any_step_of_an_append_is_no_false_alarm(history, call):
     """Neither before the record is appended again, nor after another one is."""
     code = (
-        "import sys; from patchkit.history import History, record\n"
-        "History(sys.argv[1]).append({**record('apply', []), 'time': 1.0, 'id': sys.argv[2]})"
+        "import sys; from patchkit.history import History\n"
+        "who = {'user': 'u', 'host': 'h', 'action': 'apply', 'patches': []}\n"
+        "History(sys.argv[1]).append({'schema': 1, 'time': 1, 'id': sys.argv[2], **who})"
     )
     kills = 0
     for count in range(1, 500):
@@ -223,3 +224,14 @@ def test_a_history_that_cannot_be_written_is_told_and_finished_later(site, roote
     assert "finished an interrupted apply of p1" in rooted("recover").out
     assert "3 records, the chain holds" in rooted("log", "--verify").out
     rooted("verify")
+
+
+def test_a_first_line_that_does_not_say_what_it_follows_is_named(history):
+    """Of a history without a head, whose only line nothing follows."""
+    entry = json.loads(history.lines()[0])
+    del entry["previous"], entry["head"]
+    rewrite(history, lambda lines: lines.__setitem__(slice(None), [json.dumps(entry).encode()]))
+    os.unlink(f"{history.root}/.patchkit/history.head")
+    broken = history.verify()
+    assert broken is not None
+    assert (broken.line, broken.reason) == (1, "not a history record (it lacks 'previous')")

@@ -15,6 +15,7 @@ from patchkit import lease
 from patchkit.lease import LeasedError
 from patchkit.lock import tree_lock
 from patchkit.state import StateFileError, UnknownSchemaError
+from tests.guard.processes import needs_root
 from tests.support import snapshot
 
 HOLD = (
@@ -89,6 +90,43 @@ def test_waiting_outlasts_a_lease(site, rooted):
     process.wait()
     _, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 0, err
+
+
+@needs_root
+def test_a_lease_of_a_containers_first_process_is_not_that_of_an_ancestor(site, rooted):
+    """It says pid 1, as init, which is above every process, would say."""
+    rooted("apply", "p1")
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", HOLD]
+    holder = subprocess.Popen([*command, str(site), "p1"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    holder.stdout.close()
+    (found,) = lease.live(str(site), "demopkg")
+    assert found.pid == 1
+    assert not LeasedError(found).hopeless
+    waiting = rooted.popen("restore", "--wait", "60s")
+    said = waiting.stderr.readline()
+    holder.kill()
+    holder.wait()
+    _, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, said + err
+    assert "waiting" in said
+
+
+def test_a_lease_of_an_ancestor_cannot_be_waited_for(site, rooted):
+    rooted("apply", "p1")
+    code = HOLD.replace("time.sleep(600)", "import subprocess; sys.exit(subprocess.call(sys.argv[3:]))")
+    claim = code.replace("sys.argv[2:]", "sys.argv[2:3]")
+    inside = [sys.executable, "-m", "patchkit", *rooted.command("restore", "--wait", "60s")]
+    done = subprocess.run(
+        [sys.executable, "-c", claim, str(site), "p1", *inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "this command runs inside that session" in done.stderr
+    assert "waiting" not in done.stderr
 
 
 def test_another_hosts_lease_stands_until_its_heartbeat_is_old(site):

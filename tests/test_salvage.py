@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
+from patchkit import lease
 from patchkit.journal import Journal
 from tests import support
 from tests.support import DEMO, P1, files, patched, snapshot
@@ -179,6 +181,66 @@ def test_an_unreadable_lease_is_set_aside_when_nobody_can_hold_it(site, rooted):
     rooted("recover", "--force")
     assert b"{" in rescued(site)
     rooted("check", "--expect", "p1")
+
+
+def _set(data, way, value):
+    for key in way[:-1]:
+        data = data[key]
+    data[way[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "value"),
+    [
+        ("state.json", ("stack", 0, "manifest", "files", 0, "path"), "../victim"),
+        ("state.json", ("stack", 0, "manifest", "files", 0, "before", "mode"), -1),
+        ("state.json", ("stack", 0, "originals", CORE, "mtime_ns"), 10**400),
+        ("state.json", ("stack", 0, "release"), ["1.0"]),
+        ("state.json", ("stack", 0, "folders"), ["/tmp"]),
+        ("state.json", ("kept",), [{"path": "a\0b", "patch": "p1", "sha256": "0" * 64}]),
+        ("journal.json", ("steps", 0, "path"), "../victim"),
+        ("journal.json", ("steps", -1, "temp"), CORE),
+        ("journal.json", ("steps", 0, "number"), 2**80),
+        ("journal.json", ("history", "time"), 1e308),
+        ("journal.json", ("history", "patches"), [1]),
+    ],
+)
+def test_a_value_that_patchkit_never_writes_is_damage_and_the_same_way_leads_out(
+    site, rooted, name, way, value
+):
+    if name == "journal.json":
+        swapped(site, rooted)
+    else:
+        rooted("apply", "p1")
+    path = site / ".patchkit" / name
+    data = json.loads(path.read_bytes())
+    _set(data, way, value)
+    path.write_text(json.dumps(data))
+    for command in (["check"], ["restore", "--force"], ["apply", "p1"], ["recover"]):
+        done = rooted(*command, code=5)
+        assert f"{path}: damaged (" in done.err
+        assert "'patchkit recover --force'" in done.err
+        assert done.err.count("\n") == 1
+    rooted("recover", "--force")
+    assert json.dumps(data).encode() in rescued(site)
+    rooted("restore", "--verify")
+    assert files(site) == DEMO["1.0"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("pid", -1), ("created", 1e308), ("distribution", "../x"), ("patches", "p1"), ("more", 1)],
+)
+def test_a_lease_with_such_a_value_is_set_aside_too(site, rooted, key, value):
+    lease.claim(str(site), "demopkg", [], "abc", "python serve.py").abandon()
+    path = site / ".patchkit/leases/abc.demopkg.json"
+    data = json.dumps({**json.loads(path.read_bytes()), key: value}).encode()
+    path.write_bytes(data)
+    assert "'patchkit recover --force'" in rooted("check", code=5).err
+    os.utime(path, (1, 1))
+    rooted("recover", "--force")
+    assert data in rescued(site)
+    rooted("check")
 
 
 @pytest.mark.parametrize("name", ["journal.json", "state.json"])

@@ -229,3 +229,145 @@ def test_a_program_that_imported_the_patched_module_itself_is_told_so(venv, patc
         check=True,
     )
     assert snapshot(venv.site) == before
+
+
+def _forked(function):
+    """The exit code of a fork of this process that calls ``function``, as ``multiprocessing`` makes them."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            function()
+            code = 0
+        except SystemExit as error:
+            code = int(error.code or 0)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_that_leaves_the_session_does_not_end_it(session, venv):
+    with session("p1") as one:
+
+        def leave():
+            with pytest.raises(PatchkitError, match="belongs to process"):
+                one.run(["true"])
+            one.close()
+            sys.exit(5)
+
+        assert _forked(leave) == 5
+        assert files(venv.site) == patched(DEMO["1.0"], P1, "p1")
+        code = "import demopkg.core as c; assert c.answer() == 'BBB'"
+        assert one.run([venv.python, "-B", "-c", code]) == 0
+    assert one.record.restored
+
+
+def test_a_signal_ends_a_forked_child_as_if_there_was_no_session(session):
+    with session("p1") as one:
+        assert _forked(lambda: os.kill(os.getpid(), signal.SIGTERM)) == -signal.SIGTERM
+        assert one.run(["true"]) == 0
+
+
+def test_a_forked_child_has_sessions_of_its_own(session):
+    def work():
+        with session("p1") as own:
+            assert own.run(["sh", "-c", "exit 3"]) == 3
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with session("p1"):
+        assert _forked(work) == 0
+
+
+def test_a_killed_program_leaves_no_lease_to_a_child_that_it_forked(venv, patches, before):
+    where = f"python={str(venv.python)!r}, patches=[{str(patches)!r}]"
+    code = (
+        "import os, time, patchkit\n"
+        f"with patchkit.session('p1', {where}):\n"
+        "    child = os.fork()\n"
+        "    if child == 0: time.sleep(600)\n"
+        "    print(child, flush=True); time.sleep(600)\n"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = int(program.stdout.readline())
+    program.kill()
+    with program:
+        program.wait()
+    try:
+        kit = Kit(["--python", str(venv.python), "--patches", str(patches)])
+        status = kit.spawn("status").out
+        assert "abandoned session" in status
+        assert "in use" not in status
+        assert "restored p1" in kit.spawn("recover").out
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert snapshot(venv.site) == before
+
+
+def test_a_tree_that_changed_meanwhile_is_not_called_patched(session, venv):
+    stray = venv.site / "demopkg" / "data" / "blob.bin"
+    text = stray.read_bytes()
+    info = stray.stat()
+    one = session("p1")
+    one.open()
+    stray.write_bytes(text + b"x")
+    with pytest.raises(PatchkitError, match="is not as it was before the command"):
+        one.close()
+    assert "changed during this run" in one.record.statement
+    assert one.record.restored
+    stray.write_bytes(text)
+    os.utime(stray, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def test_what_a_command_merely_inherits_is_recorded_by_name_only(session, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "s3cr3t-value")
+    with session("p1", env={**os.environ, "MORE": "given-1"}) as one:
+        one.run(["true"], env={**os.environ, "PORT": "given-2"})
+    text = Path(one.record_path).read_text()
+    assert "s3cr3t-value" not in text
+    assert '"MY_TOKEN"' in text
+    assert "given-1" in text
+    assert "given-2" in text
+
+
+def test_a_session_is_opened_once(session):
+    one = session("p1")
+    with pytest.raises(PatchkitError, match="not open"):
+        one.run(["true"])
+    with one:
+        pass
+    with pytest.raises(PatchkitError, match="was open already"), one:
+        pass
+
+
+def test_sessions_that_end_in_the_order_of_their_beginning_give_all_back(session):
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGTTOU, signal.SIGWINCH]
+    handlers = [signal.getsignal(number) for number in numbers]
+    first, second = session("p1"), session("p1")
+    first.open()
+    second.open()
+    first.close()
+    assert signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGTERM)
+    second.close()
+    assert [signal.getsignal(number) for number in numbers] == handlers
+    assert not processes.become_subreaper(False)
+
+
+def test_an_orphan_without_any_mark_is_known_by_the_commands_group(venv, patches, before, tmp_path):
+    # Under a limit of the user the mark cannot be set; `env -i` drops the other one.
+    where = f"python={str(venv.python)!r}, patches=[{str(patches)!r}]"
+    pid = tmp_path / "pid"
+    orphan = f"sleep 1; env -i sh -c 'echo $$ >{pid}; exec sleep 600' & exit 0"
+    program = (
+        "import os, resource, time, patchkit\n"
+        "resource.setrlimit(resource.RLIMIT_RTTIME, (5000000, 5000000))\n"
+        f"with patchkit.session('p1', {where}) as one:\n"
+        f"    assert one.run(['sh', '-c', {orphan!r}]) == 0\n"
+        f"    while not os.path.exists({str(pid)!r}): time.sleep(0.02)\n"
+        "assert one.ending.found >= 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert _gone(_pid(pid))
+    assert snapshot(venv.site) == before

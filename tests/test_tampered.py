@@ -27,17 +27,15 @@ if TYPE_CHECKING:
 
 SEED = 4
 VALUES_A_PLACE = 1  # of all the bad values, those tried in each place of each file
-MUTATIONS = 80  # of each file, of all that are made; more find more, slowly
+MUTATIONS = 30  # of all those of a file, those that a run of the tests tries
 COMMANDS = 2  # of those that read, and of those that write, on each changed file
-READING = (("status",), ("check",), ("verify",), ("log",), ("log", "--verify"), ("restore", "--dry-run"))
+READING = (
+    ("status",), ("check",), ("verify",), ("log",), ("log", "--verify"), ("restore", "--dry-run"), ("diff", "p1"),
+    ("ps",),
+)  # fmt: skip
 WRITING = (
-    ("apply", "p1"),
-    ("apply", "p2"),
-    ("restore",),
-    ("restore", "--force"),
-    ("recover",),
-    ("recover", "--force"),
-)
+    ("apply", "p1"), ("apply", "p2"), ("restore",), ("restore", "--force"), ("recover",), ("recover", "--force"),
+)  # fmt: skip
 
 # What json.dumps does not write, put in the place of these strings afterwards.
 RAW = {
@@ -96,13 +94,12 @@ def written(value: Any) -> bytes:
 
 
 def mutations(data: bytes, outside: Path, chance: random.Random) -> list[tuple[str, bytes]]:
-    """Some of ``all_mutations``."""
+    """(What was done, other bytes) for one JSON file."""
     found = list(all_mutations(data, outside, chance))
     return chance.sample(found, min(MUTATIONS, len(found)))
 
 
 def all_mutations(data: bytes, outside: Path, chance: random.Random) -> Iterator[tuple[str, bytes]]:
-    """(What was done, other bytes) for one JSON file."""
     value = json.loads(data)
     for place in places(value):
         for bad in chance.sample(bad_values(outside), VALUES_A_PLACE):
@@ -207,6 +204,7 @@ def run_all(bench: Bench, relative: str, chance: random.Random) -> None:
     for done, data in mutations(original, bench.outside, chance):
         bench.reset()
         bench.attack(relative, done, data, some_commands(chance))
+    (bench.site.parent / relative).write_bytes(original)
 
 
 def some_commands(chance: random.Random) -> list[tuple[str, ...]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from patchkit.errors import PatchkitError
 from patchkit.hidden_states.dataset import Dataset
 from patchkit.hidden_states.model import FinalNorm, ModelConfig
 from patchkit.training import Training
-from tests.hidden_states.conftest import Packing, make_rows
+from tests.hidden_states.conftest import Packing, make_rows, wait_for
 from tests.hidden_states.engine import write_model
 from tests.support import Done, Kit, Venv, build_wheel
 
@@ -49,13 +52,21 @@ class Bench:
 
     def train(self, dataset: str, *more: object, code: int | None = 0, does: str = "") -> Done:
         """Everything before ``--`` of ``more`` is patchkit's."""
+        kit, own = self._command(dataset, *more, does=does)
+        return kit.spawn(*own, code=code)
+
+    def start(self, dataset: str, *, does: str) -> subprocess.Popen[str]:
+        kit, own = self._command(dataset, does=does)
+        return kit.popen(*own)
+
+    def _command(self, dataset: str, *more: object, does: str) -> tuple[Kit, list[object]]:
         at = more.index("--") if "--" in more else len(more)
         own = [*self.kit.where, *more[:at]]
         if "--trainer-python" not in own:
             own += ["--trainer-python", self.trainer]
         own += ["--dataset", dataset, "--verifier", self.packing.model, "--save-path", self.save, *more[at:]]
         env = {**self.kit.env, "TREE": str(self.tree), "TRAINER_DOES": does}
-        return Kit([], env=env).spawn("train", *own, code=code)
+        return Kit([], env=env), ["train", *own]
 
 
 @pytest.fixture
@@ -126,6 +137,24 @@ def test_the_trainers_exit_code_is_ours_and_is_recorded(bench):
     bench.train(bench.packing.pack().folder, code=7, does="sys.exit(7)")
     (run,) = (bench.save / "provenance").glob("train-*.json")
     assert json.loads(run.read_text())["exit_code"] == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_who_ends_the_command_ends_the_trainer_and_the_run_is_on_record(bench, number):
+    """The trainer must not go on by itself, whatever ended patchkit."""
+    pid = bench.folder / "pid"
+    does = f"import time; open({str(pid)!r}, 'w').write(str(os.getpid()) + '.'); time.sleep(600)"
+    process = bench.start(bench.packing.pack().folder, does=does)
+    wait_for(lambda: pid.exists() and pid.read_text().endswith("."))
+    trainer = int(pid.read_text()[:-1])
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    wait_for(lambda: not os.path.exists(f"/proc/{trainer}"))
+    assert "Traceback" not in errors or number == signal.SIGINT  # then it is the trainer's own
+    if number == signal.SIGKILL:
+        return
+    (run,) = (bench.save / "provenance").glob("train-*.json")
+    assert json.loads(run.read_text())["exit_code"] == process.returncode == 128 + number
 
 
 def test_a_tree_that_changed_during_the_training_is_told(bench):

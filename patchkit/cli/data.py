@@ -80,10 +80,10 @@ def _input_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--layers", type=_Layers(), default=(), help="Which R(k) [default: 3, n//2+1, n-2, n].")
 @click.option("--concurrency", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--url", "urls", multiple=True, metavar="URL", help="A patched server that runs; repeatable.")
-@click.option("--spool", metavar="DIR", help="Where the servers dump to.")
+@click.option("--spool", metavar="DIR", help="Where the servers dump to; our own one to a new folder in it.")
 @click.option("--spool-limit", type=_Size(), default="32GB", show_default=True, help="Most bytes of dumps.")
 @click.option("--server-arg", "server_args", multiple=True, metavar="ARG", help="For the server; repeatable.")
-@click.option("--patch", "patches", multiple=True, metavar="NAME", help="Patch [default: by architecture].")
+@click.option("--patch", "names", multiple=True, metavar="NAME", help="Patch [default: by architecture].")
 @click.option("--trust-remote-code", is_flag=True, help="Run the tokenizer's own code.")
 @click.option("--start-timeout", type=Duration(), default="30m", show_default=True)
 @click.option("--stall", type=Duration(), default="2m", show_default=True, help="Wait for a dump so long.")
@@ -96,7 +96,8 @@ def extract(options: Options, /, **values: Any) -> Result:
     from patchkit.commands.extract import Request, extract as run
 
     urls = tuple(url.rstrip("/") for url in values.pop("urls"))
-    return run(options.workspace(), Request(**values, urls=urls, quiet=options.quiet))
+    patches = values.pop("names")  # "patches" is the global option
+    return run(options.workspace(), Request(**values, patches=patches, urls=urls, quiet=options.quiet))
 
 
 @command("pack")

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 from patchkit.errors import NO
 from patchkit.hidden_states.dataset import PROVENANCE, RECORD, Dataset, Growing, tidy
 from patchkit.hidden_states.dump import Spool
-from patchkit.hidden_states.errors import DatasetError, IncompleteError, ModelError, need
+from patchkit.hidden_states.errors import DatasetError, IncompleteError, ModelError, UnknownNormError, need
 from patchkit.hidden_states.files import write_json
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.model import FinalNorm, ModelConfig
 from patchkit.hidden_states.pack import Packer, begin, convert, missing_rows, pack_dumps, usable_cores
 from patchkit.hidden_states.progress import Progress, human
+from patchkit.hidden_states.resume import require_made_of, require_same
 from patchkit.hidden_states.source import Source
 from patchkit.hidden_states.validation import Findings, validate as validate_dataset
 from patchkit.report import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SHOWN = 20
 
@@ -47,11 +48,18 @@ def pack(
         return _convert(Dataset(source), out, format_name, model, workers=count, resume=resume)
     if not os.path.isdir(source):
         raise DatasetError(source, "no such folder")
-    if done := finished(out, resume=resume):
+    wanted = {
+        "format": format_name,
+        "verifier": model and os.path.abspath(model),
+        "samples": samples,
+        "max_length": max_length,
+    }
+    if done := finished(out, wanted, data, resume=resume):
         return done
     norm = final_norm(model, required=FORMATS[format_name].normed)
     if resume and Growing.exists(out):
         growing = Growing(out)
+        require_same(out, growing.settings, {**wanted, "source": None}, data)
     else:
         if data is None:
             raise DatasetError(
@@ -91,12 +99,22 @@ def pack(
 def _convert(
     source: Dataset, out: str, format_name: str, model: str | None, *, workers: int, resume: bool
 ) -> Result:
-    if done := finished(out, resume=resume):
+    if done := finished(out, {"format": format_name}, None, resume=resume):
+        require_made_of(Dataset(out), source)
         return done
     needs_norm = FORMATS[format_name].normed and not source.format.normed
-    norm = final_norm(model or source.record.get("verifier"), required=needs_norm)
+    model = model or source.record.get("verifier")
+    norm = final_norm(model, required=needs_norm)
     began = time.time()
-    record, linked = convert(source, out, format_name, norm, workers=workers, resume=resume)
+    record, linked = convert(
+        source,
+        out,
+        format_name,
+        norm,
+        workers=workers,
+        resume=resume,
+        model=os.path.abspath(model) if needs_norm and model else None,
+    )
     write_provenance(
         out, "convert", began, None, {"source": os.path.abspath(source.folder), "linked": linked}
     )
@@ -106,10 +124,13 @@ def _convert(
     return result
 
 
-def finished(out: str, *, resume: bool) -> Result | None:
+def finished(out: str, wanted: Mapping[str, Any], data: str | None, *, resume: bool) -> Result | None:
+    """The result of a run that is to be resumed and was complete. Raises DatasetError if it was another."""
     if not (resume and os.path.exists(os.path.join(out, RECORD))):
         return None
-    result = dataset_result(out, Dataset(out).record)
+    record = Dataset(out).record
+    require_same(out, record, wanted, data)
+    result = dataset_result(out, record)
     tidy(out)
     result.lines = [*result.lines, "  was complete already"]
     return result
@@ -138,7 +159,7 @@ def validate(
     ]
     if not findings.normed_checked:
         lines.append(
-            ("warn", "  no verifier at hand: on which side of its norm the last state is, was not checked")
+            ("warn", "  no verifier whose norm is known: the side of the last state was not checked")
         )
     lines += [("bad", f"  {error}") for error in findings.errors[:SHOWN]]
     if len(findings.errors) > SHOWN:
@@ -149,7 +170,12 @@ def validate(
 
 def inspect(dataset: Dataset, verifier: str | None, *, workers: int | None, quiet: bool) -> Findings:
     """The findings of a validation, with the verifier that the data set names if it is there."""
-    norm = final_norm(verifier, required=True) if verifier else final_norm(dataset.record.get("verifier"))
+    model = verifier or dataset.record.get("verifier")
+    try:
+        norm = final_norm(model, required=bool(verifier))
+    except UnknownNormError:
+        norm = None
+    config = model_config(model)
     with Progress("validate", dataset.samples, quiet=quiet) as progress:
 
         def show(findings: Findings) -> None:
@@ -161,7 +187,15 @@ def inspect(dataset: Dataset, verifier: str | None, *, workers: int | None, quie
                 errors=len(findings.errors) - counts.errors,
             )
 
-        return validate_dataset(dataset, norm, workers=workers or usable_cores(), progress=show)
+        return validate_dataset(dataset, norm, config, workers=workers or usable_cores(), progress=show)
+
+
+def model_config(model: str | None) -> ModelConfig | None:
+    """The sizes of the checkpoint at ``model``; None where they are not to be had."""
+    try:
+        return ModelConfig.read(model) if model is not None else None
+    except ModelError:
+        return None
 
 
 def final_norm(model: str | None, *, required: bool = False) -> FinalNorm | None:
@@ -247,8 +281,7 @@ def vocab_check(folder: str, *, target: int | None, verifier: str | None) -> Res
     from patchkit.hidden_states.vocabulary import Mapping, count_tokens
 
     dataset = Dataset(folder)
-    mapping = Mapping.load(folder)
-    mapping.check(_target_size(dataset, target, verifier))
+    mapping = Mapping.of(dataset, _target_size(dataset, target, verifier))
     return _vocab_result(dataset, mapping, [], mapping.coverage(count_tokens(dataset)))
 
 

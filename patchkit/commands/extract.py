@@ -5,24 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchkit.commands.data import dataset_result, final_norm, finished, one_thread_each, write_provenance
 from patchkit.errors import USAGE, PatchkitError
 from patchkit.hidden_states.dataset import PROVENANCE, Growing
-from patchkit.hidden_states.dump import Spool, file_sha256
-from patchkit.hidden_states.errors import DatasetError, ModelError
+from patchkit.hidden_states.dump import Spool
+from patchkit.hidden_states.errors import ModelError, ServerError
 from patchkit.hidden_states.extraction import Extraction
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.model import ModelConfig
 from patchkit.hidden_states.pack import Packer, begin, usable_cores
 from patchkit.hidden_states.progress import Progress
-from patchkit.hidden_states.server import PATCHES, Launched, SessionError, healthy
+from patchkit.hidden_states.resume import require_same
+from patchkit.hidden_states.server import PATCHES, Launched, SessionError, healthy, served_model
 from patchkit.hidden_states.source import Source
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ class LayersError(PatchkitError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"--layers: {reason}")
+
+
+class ServerArgumentError(PatchkitError):
+    code = "bad-server-argument"
+    exit_code = USAGE
+
+    def __init__(self, argument: str) -> None:
+        super().__init__(
+            f"--server-arg={argument}: patchkit itself says which model is served, and where",
+            hint="name the model with --model",
+        )
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,23 @@ class Request:
     stall: float
     quiet: bool
 
+    def wanted(self, layers: Sequence[int]) -> dict[str, Any]:
+        """What a resumed run must have in common with the first, beside its input."""
+        return {
+            "format": self.format_name,
+            "layers": list(layers),
+            "verifier": os.path.abspath(self.model),
+            "samples": self.samples,
+            "max_length": self.max_length,
+        }
+
     def spool_folder(self) -> str:
-        if self.spool is not None:
-            return os.path.abspath(self.spool)
+        """Where other people's servers dump to; for our own one a folder made for this data set alone."""
         if self.urls:
-            return DEFAULT_SPOOL
+            return os.path.abspath(self.spool or DEFAULT_SPOOL)
         own = hashlib.sha256(os.fsencode(os.path.realpath(self.out))).hexdigest()[:12]
-        return f"/dev/shm/patchkit-{own}"  # noqa: S108 (memory, made for this data set alone, mode 700)
+        parent = os.path.abspath(self.spool or "/dev/shm")  # noqa: S108 (memory; the folder has mode 700)
+        return os.path.join(parent, f"patchkit-{own}")
 
 
 def extract(workspace: Workspace, request: Request) -> Result:
@@ -84,17 +105,21 @@ def extract(workspace: Workspace, request: Request) -> Result:
     layers = _layers(request.layers, config)
     one_thread_each()
     norm = final_norm(request.model, required=FORMATS[request.format_name].normed)
-    if done := finished(request.out, resume=request.resume):
+    spool = Spool(request.spool_folder())
+    if done := finished(request.out, request.wanted(layers), request.data, resume=request.resume):
+        if not request.urls:
+            spool.discard(records=True)  # of a run that died after its last step
         return done
     patches = () if request.urls else request.patches or (_patch_for(request.model),)
-    _require_servers(request.urls)
+    model_path = _served(request)
+    if not request.urls:
+        spool.require_own()
     growing = _growing(request, config, layers)
-    spool = Spool(request.spool_folder())
     launched = None if request.urls else _launched(workspace, request, patches, layers, spool.folder)
     began, before = time.time(), len(growing.plan) - len(growing.missing)
     progress = Progress("extract", len(growing.plan), before, quiet=request.quiet)
     extraction = Extraction(
-        Packer(growing, norm, delete=True),
+        Packer(growing, norm, delete=True, model_path=model_path),
         spool,
         request.urls or (launched.url if launched else "",),
         state_bytes=len(layers) * config.hidden_size * 2,
@@ -127,8 +152,8 @@ def extract(workspace: Workspace, request: Request) -> Result:
                 "spool": {"folder": spool.folder, "limit": request.spool_limit, "reserved": extraction.peak},
             },
         )
-        if launched is not None and outcome == "finished":
-            shutil.rmtree(spool.folder, ignore_errors=True)
+        if launched is not None:
+            spool.discard(records=outcome == "finished")
     return dataset_result(request.out, record)
 
 
@@ -157,20 +182,7 @@ def _drive(extraction: Extraction, launched: Launched | None, start_timeout: flo
 def _growing(request: Request, config: ModelConfig, layers: tuple[int, ...]) -> Growing:
     if request.resume and Growing.exists(request.out):
         growing = Growing(request.out)
-        wanted = {"format": request.format_name, "layers": list(layers)}
-        for name, value in wanted.items():
-            if growing.settings.get(name) != value:
-                raise DatasetError(
-                    request.out,
-                    f"was begun with {name} {growing.settings.get(name)}, not {value}",
-                    "resume with the same options, or name a new folder",
-                )
-        if not os.path.isdir(request.data):
-            now = {os.path.basename(request.data): file_sha256(request.data)}
-            if growing.settings["input"]["files"] != now:
-                raise DatasetError(
-                    request.out, f"was begun with another {request.data}", "resume with the same input"
-                )
+        require_same(request.out, growing.settings, {**request.wanted(layers), "source": None}, request.data)
         return growing
     source = Source(
         request.data,
@@ -214,12 +226,25 @@ def _patch_for(model: str) -> str:
     )
 
 
-def _require_servers(urls: Sequence[str]) -> None:
-    for url in urls:
+def _served(request: Request) -> str | None:
+    """The model that the dumps will name, None where no server says it. Raises ServerError, ModelError."""
+    if not request.urls:
+        for argument in request.server_args:
+            if argument.split("=", 1)[0] in ("--model-path", "--model", "--port"):
+                raise ServerArgumentError(argument)
+        return os.path.abspath(request.model)
+    served = None
+    for url in request.urls:
         if not healthy(url):
-            from patchkit.hidden_states.errors import ServerError
-
             raise ServerError(f"no healthy server answers at {url}", "start it patched, and wait for /health")
+        found = served_model(url)
+        if None not in (served, found) and found != served:
+            raise ServerError(f"{url} serves {found}, another server {served}", "one model makes a data set")
+        served = found or served
+    # Where the server has a file system of its own, its path says nothing here.
+    if served is not None and os.path.isdir(served) and not os.path.samefile(served, request.model):
+        raise ModelError(request.model, f"the server serves {served}", "name that one with --model")
+    return served
 
 
 def _launched(

@@ -53,13 +53,17 @@ _VERB = {
 
 
 class ReasonMissingError(PatchkitError):
-    """``--override-guard`` without a reason."""
+    """``--override-guard`` without a reason, or a reason for nothing."""
 
     code = "usage"
     exit_code = USAGE
 
-    def __init__(self) -> None:
-        super().__init__('--override-guard needs --reason "…", which goes into the history')
+    def __init__(self, *, override: bool) -> None:
+        super().__init__(
+            '--override-guard needs --reason "…", which goes into the history'
+            if override
+            else "--reason says why the guard is overridden; give --override-guard too, or leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Holding:
     """How to meet a holder: ``wait_s`` seconds at most, or go on regardless for ``reason``.
 
     ``lock_wait_s`` is for the tree's lock alone, which is held for moments; ``session`` is the one whose own
-    leases do not stand in its way. ``thorough`` and ``stop_to_read`` are the guard's.
+    leases do not stand in its way, nor do those of sessions that are about to apply the same patches
+    (``sharing``). ``thorough`` and ``stop_to_read`` are the guard's.
     """
 
     wait_s: float = 0.0
@@ -76,25 +81,33 @@ class Holding:
     say: Callable[[str], None] = lambda _: None
     lock_wait_s: float = 0.0
     session: str | None = None
+    sharing: Sequence[str] | None = None
     thorough: bool = False
     stop_to_read: bool = False
 
     def __post_init__(self) -> None:
         if self.override and not (self.reason or "").strip():
-            raise ReasonMissingError
+            raise ReasonMissingError(override=True)
+        if self.reason is not None and not self.override:
+            raise ReasonMissingError(override=False)
 
     @property
     def overridden(self) -> str | None:
         return self.reason if self.override else None
 
     def check(self, target: Target, files: Sequence[str]) -> None:
-        """Raise unless no session leases ``target`` and no process holds ``files`` of it."""
+        """Raise unless no session leases ``target``, no process of an abandoned one lives, and none holds
+        ``files`` of it.
+        """
         if not files:
             return
-        lease.refuse(target.root, target.distribution, own=self.session)
+        lease.refuse(target.root, target.distribution, own=self.session, sharing=self.sharing)
         if self.override:
             return
-        from patchkit import guard
+        from patchkit import abandonment, guard
+
+        if living := abandonment.alive(target):
+            raise living[0]
 
         blockers = guard.inspect(
             target.root,

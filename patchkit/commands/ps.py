@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import short
 from patchkit.guard import Verdict, census
-from patchkit.guard.census import OLDER, PRISTINE
+from patchkit.guard.census import OLDER, PRISTINE, UNKNOWN
 from patchkit.history import History
 from patchkit.report import Result
 from patchkit.state import State
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from patchkit.workspace import Workspace
 
 _OLD = "OLD"
+_WHY_OLD = "it, or what it was forked from, started before the file was changed, and runs what was there then"
+_WHY_UNKNOWN = "its parent, which may have loaded the file long before, has ended"
 _MOST = 2  # file names in one cell
 _WIDTH = 90  # of a command; --json has more of it
 _HEADER = ("PID", "USER", "STARTED", "GPU", "MEMORY", "RUNS", "COMMAND")
@@ -45,9 +47,9 @@ def ps(workspace: Workspace, name: str | None = None, *, thorough: bool = False)
         lines.append(("title", f"{target.label} in {target.root}"))
         lines += _table(found.rows, target.prefix) if found.rows else ["  no process uses it"]
         if any(row.outdated for row in found.rows):
-            lines.append(
-                ("warn", f"  {_OLD}: it started before the file was changed, and runs what was there then")
-            )
+            lines.append(("warn", f"  {_OLD}: {_WHY_OLD}"))
+        if any(UNKNOWN in row.versions.values() for row in found.rows):
+            lines.append(("warn", f"  {UNKNOWN}: {_WHY_UNKNOWN}"))
         lines += [("dim", f"  note: {note}") for note in found.notes]
         details += [f"  {row.holder.pid}: {row.holder.evidence}" for row in found.rows]
     return Result({"targets": data}, lines, details)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ from patchkit.commands import change
 from patchkit.errors import AFTER_COMMAND, USAGE, PatchkitError
 from patchkit.report import Result
 from patchkit.session_errors import AfterCommandError, NotCleanAtStartError
-from patchkit.supervisor import CommandNotFoundError
+from patchkit.supervisor import CommandNotFoundError, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +34,7 @@ def run(session: Session, command: Sequence[str], *, stdout: int | None = None) 
     """Run ``command`` in ``session`` and return its exit code, or 125 if patchkit failed after it."""
     if not command:
         raise NoCommandError
-    environment = session.environment()
-    if shutil.which(command[0], path=environment.get("PATH", os.defpath)) is None and not os.path.exists(
-        command[0]
-    ):
+    if not is_there(command[0], session.environment().get("PATH")):
         raise CommandNotFoundError(command[0])
     code: int | None = None
     failure: AfterCommandError | None = None
@@ -88,7 +83,8 @@ def plan(workspace: Workspace, session: Session, command: Sequence[str]) -> Resu
 def _result(session: Session, command: Sequence[str], code: int, failure: AfterCommandError | None) -> Result:
     record = session.record
     took = (record.ended or time.time()) - record.begun
-    how = f"ended with {code}" if code < 128 else f"was ended by signal {code - 128} ({code})"
+    number = record.exit_signal
+    how = f"ended with {code}" if number is None else f"was ended by signal {number} ({code})"
     lines: list[str | tuple[str, str]] = [
         ("title", f"session {session.id}"),
         f"  command   {shlex.join(command)[:200]}",
@@ -117,6 +113,7 @@ def _result(session: Session, command: Sequence[str], code: int, failure: AfterC
             "session": session.id,
             "command": list(command),
             "command_exit_code": code,
+            "command_signal": record.exit_signal,
             "signals": record.signals,
             "seconds": took,
             "ended": {"found": ending.found, "killed": ending.killed} if ending else None,
@@ -143,7 +140,14 @@ def _tree_lines(session: Session) -> list[str | tuple[str, str]]:
             ("warn", f"  kept      {names} is still applied; 'patchkit restore {names}' takes it off")
         )
     elif session.shared_with:
-        lines.append(("warn", f"  shared    {names} stays for {session.shared_with[0].describe()}"))
+        other = session.shared_with[0]
+        if other.is_alive():
+            lines.append(("warn", f"  shared    {names} stays for {other.describe()}"))
+        else:
+            end = f"'patchkit recover' finishes abandoned {other.describe()}"
+            lines.append(("warn", f"  shared    {names} stays for what another session started; {end}"))
+        if session.keep:
+            lines.append(("warn", "  not kept  whoever ends last restores; 'patchkit apply' after that"))
     elif session.patches:
         lines.append(("good", f"  restored  {names} from {session.targets[0].label}"))
     for verdict in session.verdicts:

@@ -48,6 +48,7 @@ def status(workspace: Workspace) -> Result:
             "by_hand": by_hand,
             "kept_backups": [vars(kept) for kept in state.kept],
             "sessions": [],
+            "overrides": _overrides(target),
         }
         lines.append(("title", f"{target.label} in {target.root}"))
         if journal is not None:
@@ -73,6 +74,7 @@ def status(workspace: Workspace) -> Result:
         lines += [f"  kept backup {kept.path}" for kept in state.kept]
         if not own and not by_hand and journal is None:
             lines.append("  no patch is applied")
+        lines += _override_lines(entry["overrides"], own)
         targets.append(entry)
     return Result({"targets": targets}, lines)
 
@@ -85,6 +87,31 @@ def _add_sessions(target: Target, entry: dict[str, Any], lines: list[str | tuple
         if one.distribution == target.distribution:
             entry["sessions"].append({**one.to_json(), "alive": False})
             lines.append(("bad", f"  abandoned {one.describe()}; 'patchkit recover' finishes it"))
+
+
+def _overrides(target: Target) -> list[dict[str, Any]]:
+    """Every change of ``target`` for which the guard was overridden, oldest first."""
+    return [
+        {key: record.get(key) for key in ("time", "user", "host", "override")} | {"change": _what(record)}
+        for record in History(target.root).records()
+        if record.get("override") and record.get("distribution") == target.distribution
+    ]
+
+
+def _override_lines(overrides: list[dict[str, Any]], own: list[Applied]) -> list[str | tuple[str, str]]:
+    """The last override, unless an applied patch shows it."""
+    shown = {(f"apply {one.patch}", one.override) for one in own}
+    hidden = [
+        entry
+        for entry in overrides
+        if not any((change, entry["override"]) in shown for change in entry["change"].split(", "))
+    ]
+    if not hidden:
+        return []
+    last = hidden[-1]
+    who = f"{_when(last)} by {last['user']}@{last['host']} ({last['change']})"
+    more = f"; {len(overrides)} overrides in all, see 'patchkit log'" if len(overrides) > 1 else ""
+    return [("warn", f"  guard overridden {who}: {last['override']}{more}")]
 
 
 def log(workspace: Workspace, *, verify: bool = False) -> Result:
@@ -116,10 +143,17 @@ def log(workspace: Workspace, *, verify: bool = False) -> Result:
 def _record_line(entry: dict[str, Any]) -> str:
     if "damaged" in entry:
         return f"damaged line: {entry['damaged']}"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.get("time", 0)))
-    what = ", ".join(f"{one.get('action')} {one.get('name')}" for one in entry.get("patches", ()))
     override = f"  guard overridden: {entry['override']}" if entry.get("override") else ""
-    return f"{when}  {entry.get('user')}@{entry.get('host')}  {what or entry.get('action')}{override}"
+    return f"{_when(entry)}  {entry.get('user')}@{entry.get('host')}  {_what(entry)}{override}"
+
+
+def _when(entry: dict[str, Any]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.get("time", 0)))
+
+
+def _what(entry: dict[str, Any]) -> str:
+    patches = [f"{one.get('action')} {one.get('name')}" for one in entry.get("patches", ())]
+    return ", ".join(patches) or str(entry.get("action"))
 
 
 def _file(

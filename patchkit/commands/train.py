@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +14,14 @@ from patchkit.commands.data import inspect, one_thread_each, write_provenance
 from patchkit.drafter import rewrite
 from patchkit.errors import NO, PatchkitError
 from patchkit.hidden_states.dataset import PROVENANCE, Dataset
+from patchkit.processes import ends_with_us
 from patchkit.report import Result
+from patchkit.signals import ENDING
 from patchkit.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
     from patchkit.workspace import Workspace
 
@@ -107,14 +111,32 @@ def train(
 def _run(command: Sequence[str]) -> int:
     """The session's exit code; what it and the trainer print goes to stderr, so that stdout stays ours.
 
-    ^C and SIGTERM reach the session, which stops the trainer and checks the tree; we wait for it.
+    What would end us is passed on to the session, which stops the trainer and checks the tree; we wait for
+    it, and so write the record. If we are killed, the session is told.
     """
-    process = subprocess.Popen(command, stdout=sys.stderr)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+    early: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in ENDING
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup's wish
+    }
+    try:
+        process = subprocess.Popen(command, stdout=sys.stderr, preexec_fn=ends_with_us())  # noqa: PLW1509
+        for number in early:
+            process.send_signal(number)
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def drafter_config(folder: str, *, serve: str, layers: tuple[int, ...], architecture: str | None) -> Result:

@@ -11,10 +11,12 @@ import fnmatch
 import glob
 import os
 import re
+import stat
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from patchkit.guard import stalls
+from patchkit.guard import procfs, stalls
 from patchkit.guard.findings import Gpu
 
 if TYPE_CHECKING:
@@ -65,7 +67,37 @@ class NodeMatcher:
     """Picks accelerators' device nodes out of paths."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
-        self._match = re.compile("|".join(fnmatch.translate(os.path.normpath(node)) for node in nodes)).match
+        self._nodes = tuple(nodes)
+        self._match = re.compile(
+            "|".join(fnmatch.translate(os.path.normpath(node)) for node in self._nodes)
+        ).match
+
+    @cached_property
+    def _by_number(self) -> dict[int, str]:
+        """The name here of each node of this machine, by its device number."""
+        found: dict[int, str] = {}
+        for path in (path for pattern in self._nodes for path in sorted(glob.iglob(pattern))):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                if stat.S_ISCHR(status.st_mode):
+                    found.setdefault(status.st_rdev, path)
+        return found
+
+    def held(self, pid: int, mapped: Iterable[str] = ()) -> tuple[Gpu, ...]:
+        """The nodes that a process has open or (paths) ``mapped``.
+
+        A node in a root of its own has another path for us, and the same device number.
+        """
+        names = list(mapped)
+        for descriptor, path in procfs.descriptors(pid).items():
+            if self._match(path) or "/dev/" not in path:
+                names.append(path)
+                continue
+            with contextlib.suppress(OSError):
+                status = os.stat(descriptor)
+                if stat.S_ISCHR(status.st_mode) and status.st_rdev in self._by_number:
+                    names.append(self._by_number[status.st_rdev])
+        return self.gpus(names)
 
     def gpus(self, paths: Iterable[str]) -> tuple[Gpu, ...]:
         """One entry a node. Control nodes (``/dev/nvidiactl``) are named only when nothing else is."""

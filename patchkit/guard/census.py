@@ -1,7 +1,8 @@
 """Which version of a file each process runs: the one that was in place when it started, or an older one.
 
 A process keeps what it imported. One that started before the last change of a file may run the text
-from before it: the server that was never restarted, which people debug for hours.
+from before it: the server that was never restarted, which people debug for hours. A fork keeps what its
+parent imported, so it is as old as the first of its line.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from patchkit.guard import procfs
 from patchkit.guard.inspection import inspect
+from patchkit.guard.memory import ProcessMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 PRISTINE = "pristine"
 OLDER = "older than the last change"
+UNKNOWN = "unknown"  # a fork of a process that has ended
+_AT_RANDOM = 25  # linux/auxvec.h: where the 16 random bytes lie that every exec gives a program
 # Start times are cut to clock ticks: a process that was started right after a change must not look old.
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -63,17 +68,50 @@ def census(
     """
     findings = inspect(root, files, prefix=prefix, thorough=thorough, exclude=exclude)
     return Census(
-        tuple(
-            Row(holder, {path: version(holder.started, changes.get(path, ())) for path in holder.files})
-            for holder in findings.holders
-        ),
+        tuple(Row(holder, _versions(holder, changes)) for holder in findings.holders),
         findings.notes,
     )
 
 
-def version(started: float, changes: Sequence[tuple[float, str]]) -> str:
-    """What a process that started then runs of a file with these ``changes``."""
+def _versions(holder: Holder, changes: Mapping[str, Sequence[tuple[float, str]]]) -> dict[str, str]:
+    if not holder.files:
+        return {}
+    started, known = _line(holder.pid, holder.started)
+    return {path: version(started, changes.get(path, ()), known=known) for path in holder.files}
+
+
+def version(started: float, changes: Sequence[tuple[float, str]], *, known: bool = True) -> str:
+    """What a process that started then runs of a file with these ``changes``.
+
+    Without ``known`` its line began at an unknown time before ``started``.
+    """
     if not changes:
         return PRISTINE
     last, label = changes[-1]
-    return label if started + _TICK >= last else OLDER
+    if started + _TICK < last:
+        return OLDER
+    return label if known else UNKNOWN
+
+
+def _line(pid: int, started: float) -> tuple[float, bool]:
+    """When the first process of the line of forks that ``pid`` ends started, and whether that is known.
+
+    It is not where a parent has ended: init has adopted the child.
+    """
+    own = procfs.stat(pid)
+    image = _image(pid)
+    while own is not None and own.forked:
+        parent = procfs.stat(own.parent)
+        if parent is None or image is None or _image(own.parent) != image:
+            return started, False
+        pid, own, started = own.parent, parent, min(started, parent.started)
+    return started, True
+
+
+def _image(pid: int) -> bytes | None:
+    """What tells one exec from all others, and is the same in every fork of it."""
+    try:
+        address = procfs.auxiliary(pid, _AT_RANDOM)
+        return ProcessMemory(pid).read(address, 16) if address else None
+    except OSError:
+        return None

@@ -160,7 +160,7 @@ class Interpreter:
             raise TornError("sys.hexversion is not the version of the interpreter")
         if not self.hexversion:
             if number >> 16 not in {0x0309, 0x030A}:
-                raise layouts.UnsupportedInterpreterError("CPython older than 3.9")
+                raise layouts.UnsupportedInterpreterError(layouts.TOO_OLD)
             self.hexversion = number
         result.version = layouts.version_text(number)
         if "prefix" in values:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from patchkit.guard.cpython import Snapshot
-    from patchkit.guard.places import Tree, View
+    from patchkit.guard.places import ProcessView, Tree
 
 _PYTHON = re.compile(r"^(python|pypy|graalpy)[\d.]*[a-z]?$")
 
@@ -53,7 +53,7 @@ class Environment:
             re.IGNORECASE,
         )
 
-    def by_interpreter(self, view: View, snapshot: Snapshot) -> str | None:
+    def by_interpreter(self, view: ProcessView, snapshot: Snapshot) -> str | None:
         tree = self.tree
         if tree.prefix_identity and snapshot.prefix and not self._root_is_elsewhere():
             identity, _ = view.folder(snapshot.prefix)
@@ -74,7 +74,7 @@ class Environment:
         tree = self.tree
         return not tree.is_venv and not f"{tree.root}/".startswith(f"{tree.prefix}/")
 
-    def by_outside(self, pid: int, view: View, maps: bytes) -> str | None:
+    def by_outside(self, pid: int, view: ProcessView, maps: bytes) -> str | None:
         tree = self.tree
         paths = procfs.mapped_paths(maps)
         for path in paths:
@@ -94,7 +94,7 @@ class Environment:
                 return f"it runs {program}"
         return self._by_variables(pid, view) or self._by_command(pid, procfs.arguments(pid))
 
-    def _by_variables(self, pid: int, view: View) -> str | None:
+    def _by_variables(self, pid: int, view: ProcessView) -> str | None:
         tree = self.tree
         variables = procfs.environment(pid)
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"):

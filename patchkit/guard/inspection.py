@@ -22,8 +22,9 @@ from patchkit.guard.environment import Environment
 from patchkit.guard.findings import Findings, Gpu, Holder, Verdict
 from patchkit.guard.interpreters import Finder
 from patchkit.guard.layout import UnsupportedInterpreterError
+from patchkit.guard.matches import Matches
 from patchkit.guard.memory import ProcessMemory, UnreadableError
-from patchkit.guard.places import Tree, View, Views
+from patchkit.guard.places import Tree, Views
 from patchkit.guard.scan import scan
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _DEVICE = re.compile(rb"\s(/dev/\S+)$", re.MULTILINE)
 _PYTHONS = (b"python", b"pypy", b"graalpy")
 _TRIES = 3  # a process that execs or starts while it is read gives nonsense once
 _PAUSE = 0.01  # seconds
+_ROUNDS = 10  # a machine that starts a process each moment must not hold the answer up
 
 
 def inspect(
@@ -65,40 +67,6 @@ class _Answer:
     hint: str | None = None
 
 
-class _Matches:
-    """The asked files among the paths that one process names."""
-
-    def __init__(self, tree: Tree, view: View, pid: int) -> None:
-        self.hits: dict[str, str] = {}
-        self.unsure: str | None = None  # a relative path that may be one
-        self._tree = tree
-        self._view = view
-        self._pid = pid
-
-    def add(self, paths: set[str]) -> bool:
-        """Look at some more paths; returns whether all asked files were found."""
-        fresh = paths - self._view.cleared
-        relative = {path for path in fresh if not path.startswith("/")}
-        for name, path in self._tree.matches(self._view, fresh - relative).items():
-            self.hits.setdefault(name, path)
-        if relative:
-            self._add_relative(relative)
-        return len(self.hits) == len(self._tree.files)
-
-    def _add_relative(self, paths: set[str]) -> None:
-        try:
-            folder = os.readlink(f"/proc/{self._pid}/cwd")
-        except OSError:
-            folder = "/"
-        for path in paths:
-            absolute = os.path.normpath(os.path.join(folder, path))
-            name = self._tree.match(self._view, absolute)
-            if name is not None:
-                self.hits.setdefault(name, path)
-            elif self._tree.ends_like(path) and not self._view.exists(absolute):
-                self.unsure = path
-
-
 class Inspection:
     """One look at all processes."""
 
@@ -129,9 +97,13 @@ class Inspection:
         if own not in exclude and self.tree.files:
             holders.append(self._self())
         if self.tree.files:
-            holders.extend(
-                self._all([pid for pid in procfs.pids() if pid != own and pid not in exclude], above)
-            )
+            seen = {own, *exclude}
+            for _ in range(_ROUNDS):  # a look takes time: those that began meanwhile count, too
+                fresh = [pid for pid in procfs.pids() if pid not in seen]
+                if not fresh:
+                    break
+                seen.update(fresh)
+                holders.extend(self._all(fresh, above))
         if procfs.hides_others() or not procfs.in_initial_pid_namespace():
             holders.extend(self._strangers(exclude))
         found = [holder for holder in holders if holder is not None]
@@ -150,15 +122,17 @@ class Inspection:
         """A process about which the kernel does not answer, because it does not give its memory free."""
         procfs.resume(pid)
         try:
-            known, program, users = procfs.stat(pid), procfs.program(pid), procfs.uids(pid)
+            known, users = procfs.stat(pid), procfs.uids(pid)
+            thread = procfs.living_thread(pid, known)
+            program = procfs.program(thread)
         except OSError:
             return None
         if known is None or users is None or known.ended or ancestor:
             return None
         reason = self.environment.by_program(program, known.command, users[0])
-        if reason is None and pid in self._interpreters:
+        if reason is None and self._interpreters & {pid, thread}:
             reason = "it runs a CPython, of an environment that cannot be seen"
-        gpus = self._nodes.gpus(procfs.descriptors(pid)) if self._has_nodes else ()
+        gpus = self._nodes.held(thread) if self._has_nodes else ()
         if reason is None and not gpus:
             self._silent += 1
             return None
@@ -193,8 +167,9 @@ class Inspection:
 
     def _holder(self, pid: int, *, ancestor: bool) -> Holder | None:
         before = procfs.stat(pid)
+        thread = procfs.living_thread(pid, before)
         try:
-            maps = procfs.maps(pid)
+            maps = procfs.maps(thread)
         except PermissionError:
             maps = None
         except OSError:
@@ -202,7 +177,7 @@ class Inspection:
         if maps is None:
             answer = None if ancestor else self._stranger(pid)
         elif maps:
-            answer = self._look(pid, maps)
+            answer = self._look(thread, maps)
         else:
             return None  # a kernel thread, or one that has ended
         if answer is None:
@@ -211,7 +186,7 @@ class Inspection:
         if before is not None and after is not None and before.ticks != after.ticks:
             # It ended meanwhile, and its number already belongs to another process: look at that one.
             return self._holder(pid, ancestor=ancestor)
-        gpus = self._gpus(pid, maps)
+        gpus = self._gpus(pid, thread, maps)
         blocks = answer.verdict is Verdict.LOADED or (
             answer.relevant and not ancestor and (answer.verdict is Verdict.CANNOT_TELL or bool(gpus))
         )
@@ -232,7 +207,7 @@ class Inspection:
         return Holder(
             pid=pid,
             user=procfs.user_name(users[0]),
-            command=procfs.title(procfs.arguments(pid), known.command),
+            command=procfs.title(procfs.arguments(procfs.living_thread(pid, known)), known.command),
             started=known.started,
             verdict=answer.verdict,
             evidence=answer.evidence,
@@ -242,14 +217,13 @@ class Inspection:
             hint=answer.hint,
         )
 
-    def _gpus(self, pid: int, maps: bytes | None) -> tuple[Gpu, ...]:
+    def _gpus(self, pid: int, thread: int, maps: bytes | None) -> tuple[Gpu, ...]:
         """What the process holds; without its ``maps`` only the lists can say."""
         nodes: tuple[Gpu, ...] = ()
         if maps is not None:
             if not self._has_nodes:
                 return ()
-            paths = procfs.descriptors(pid) + [os.fsdecode(path) for path in _DEVICE.findall(maps)]
-            nodes = self._nodes.gpus(paths)
+            nodes = self._nodes.held(thread, map(os.fsdecode, _DEVICE.findall(maps)))
             if not nodes:
                 return ()
         return tuple(self._listed.by_pid.get(pid, ())) or nodes
@@ -264,7 +238,7 @@ class Inspection:
         for attempt in range(_TRIES):
             memory = ProcessMemory(pid)
             try:
-                symbols = self.finder.find(memory, maps)
+                symbols = self.finder.find(memory, maps, lambda: procfs.maps(pid))
                 if symbols is None:
                     if not any(word in maps for word in _PYTHONS):
                         return None  # an editor that was started from the environment, say
@@ -310,7 +284,7 @@ class Inspection:
         """A CPython whose memory may be read."""
         interpreter = Interpreter(memory, symbols)
         view = self.views.of(pid)
-        found = _Matches(self.tree, view, pid)
+        found = Matches(self.tree, view)
         snapshot = interpreter.snapshot(found.add)
         if not found.hits and not snapshot.complete and self.stop_to_read:
             with procfs.stopped(pid):
@@ -326,7 +300,7 @@ class Inspection:
         if found.unsure:
             return _Answer(
                 Verdict.CANNOT_TELL,
-                f"sys.modules has {found.unsure}, relative to a folder that is no longer known ({what})",
+                f"sys.modules has {found.unsure} ({what})",
                 True,
             )
         if reason is None and not self._has_nodes:
@@ -343,7 +317,7 @@ class Inspection:
         """Code that ``sys.modules`` does not show any more."""
         folders = (*snapshot.search_path, snapshot.prefix, self.tree.root)
         found = scan(pid, interpreter, maps, self.tree.files, folders, thorough=self.thorough)
-        matches = _Matches(self.tree, self.views.of(pid), pid)
+        matches = Matches(self.tree, self.views.of(pid))
         matches.add(found.paths)
         hits = matches.hits
         files = tuple(name for name in self.tree.files if name in hits)
@@ -358,7 +332,7 @@ class Inspection:
         if matches.unsure:
             return _Answer(
                 Verdict.CANNOT_TELL,
-                f"code of {matches.unsure} is alive, relative to a folder that is no longer known ({what})",
+                f"code is alive of {matches.unsure} ({what})",
                 True,
             )
         if not snapshot.complete:
@@ -382,7 +356,7 @@ class Inspection:
         if known is None or users is None or known.ended or known.kernel:
             return None
         reason = self.environment.by_stranger(
-            procfs.arguments(pid),
+            procfs.arguments(procfs.living_thread(pid, known)),
             known.command,
             users[0],
             on_gpu=lambda: any(gpu.kind != "graphics" for gpu in self._listed.by_pid.get(pid, ())),
@@ -417,7 +391,7 @@ class Inspection:
             os.listdir(f"/proc/{pid}/fd")
         except OSError:
             return True
-        return bool(self._nodes.gpus(procfs.descriptors(pid)))
+        return bool(self._nodes.held(pid))
 
     def _invisible(self, gpus: tuple[Gpu, ...], why: str) -> Holder:
         return Holder(
@@ -440,7 +414,7 @@ class Inspection:
             for path in (getattr(module, "__dict__", {}).get("__file__"),)
             if isinstance(path, str)
         }
-        matches = _Matches(self.tree, self.views.of(os.getpid()), os.getpid())
+        matches = Matches(self.tree, self.views.of(os.getpid()))
         matches.add(paths)
         hits = matches.hits
         files = tuple(name for name in self.tree.files if name in hits)

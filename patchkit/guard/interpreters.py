@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from patchkit.guard import elf, layout, procfs
 from patchkit.guard.memory import UnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from patchkit.guard.memory import Memory
+    from patchkit.guard.procfs import MappedAs
+
+_LIBRARY = re.compile(r"\.so(\.[^/]*)?$")
+
+Mapped = tuple[int, "MappedAs", str]
 
 
 class Finder:
-    """Remembers, for each mapped file, what it exports: processes share their programs."""
+    """Remembers, for each file and way to map it, what it exports: processes share their programs.
+
+    A file that is mapped as data exports nothing there, and everything where it is loaded. Nothing is
+    remembered of a process that changed under the look-up, nor of one that could not be read.
+    """
 
     def __init__(self) -> None:
-        self._exports: dict[tuple[bytes, str], dict[str, int]] = {}
+        self._exports: dict[tuple[MappedAs, str], dict[str, int]] = {}
 
-    def find(self, memory: Memory, maps: bytes) -> dict[str, int] | None:
+    def find(
+        self, memory: Memory, maps: bytes, current: Callable[[], bytes] | None = None
+    ) -> dict[str, int] | None:
         """Addresses of ``layout.SYMBOLS`` in the process, or None if it has no CPython.
 
-        The program itself is always looked at (an interpreter may be linked into anything), its
-        libraries only if something in the maps has to do with Python. Raises PermissionError.
+        Programs are always looked at (an interpreter may be linked into anything), libraries only if
+        something in the maps has to do with Python. ``current`` reads the maps anew. Raises PermissionError.
         """
-        for base, key, path in _in_order(maps):
-            known = self._exports.get((key, path))
-            if known is None:
-                try:
-                    found = elf.symbols(memory, base, layout.SYMBOLS)
-                except (elf.NotElfError, UnreadableError, OverflowError):
-                    found = {}
-                known = {name: address - base for name, address in found.items()}
-                self._exports[(key, path)] = known
-            if "_PyRuntime" in known:
-                return {name: base + offset for name, offset in known.items()}
-        return None
+        fresh: dict[tuple[MappedAs, str], dict[str, int]] = {}
+        try:
+            for base, mapped, path in _in_order(maps):
+                known = self._exports.get((mapped, path))
+                if known is None:
+                    try:
+                        found = elf.symbols(memory, base, layout.SYMBOLS)
+                    except (elf.NotElfError, UnreadableError, OverflowError):
+                        continue
+                    known = fresh[mapped, path] = {name: address - base for name, address in found.items()}
+                if "_PyRuntime" in known:
+                    return {name: base + offset for name, offset in known.items()}
+            return None
+        finally:
+            if fresh and current is not None and current() == maps:
+                self._exports.update(fresh)
 
 
-def _in_order(maps: bytes) -> Iterator[tuple[int, bytes, str]]:
+def _in_order(maps: bytes) -> Iterator[Mapped]:
     """The mapped files, those first that are likely to be CPython."""
-    objects = procfs.mapped_objects(maps)
-    program = next(objects, None)
-    if program is None:
+    objects = list(procfs.mapped_objects(maps))
+    if not objects:
         return
-    yield program
+    # A program is not always the first: with an unlimited stack, or started through ld.so, it lies after
+    # its libraries. A file that is only data is not read: it may lie on a disk that does not answer.
+    executable = procfs.executable_files(maps)
+    programs = [one for one in objects if one[1][0] in executable and not _LIBRARY.search(one[2])]
+    if objects[0] not in programs:
+        programs.insert(0, objects[0])
+    yield from programs
     if b"python" not in maps:
         return
-    rest = {path: (base, key, path) for base, key, path in objects}
-    likely = [path for path in rest if "libpython" in path]
-    for path in likely:
-        yield rest[path]
-    for path, found in rest.items():
-        if path not in likely and ".so" in path:
-            yield found
+    libraries = [one for one in objects if one not in programs and ".so" in one[2]]
+    yield from sorted(libraries, key=lambda one: "libpython" not in one[2])

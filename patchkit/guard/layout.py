@@ -19,9 +19,18 @@ if TYPE_CHECKING:
 
     from patchkit.guard.memory import Memory
 
-SYMBOLS = ("_PyRuntime", "Py_Version", "PyDict_Type", "PyModule_Type", "PyUnicode_Type", "PyCode_Type")
+SYMBOLS = (
+    "_PyRuntime",
+    "Py_Version",  # since 3.11
+    "Py_GenericAliasType",  # since 3.9
+    "PyDict_Type",
+    "PyModule_Type",
+    "PyUnicode_Type",
+    "PyCode_Type",
+)
 
 COOKIE = b"xdebugpy"
+TOO_OLD = "a CPython older than 3.9, which is not supported"
 
 
 class UnsupportedInterpreterError(Exception):
@@ -91,6 +100,8 @@ def find(memory: Memory, symbols: Mapping[str, int]) -> tuple[Layout, int]:
     The version is 0 for 3.9 and 3.10, which do not export it: the caller must check
     ``sys.hexversion`` (it must anyway: that is what proves the table right for this build).
     """
+    if not symbols.keys() & {"Py_Version", "Py_GenericAliasType"}:
+        raise UnsupportedInterpreterError(TOO_OLD)
     runtime = symbols["_PyRuntime"]
     try:
         start = memory.read(runtime, 8 * 96)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import weakref
 from typing import TYPE_CHECKING
 
 from patchkit.guard import stalls
@@ -24,6 +25,10 @@ Place = tuple[int, int, str]
 
 _CACHED = re.compile(r"^(.*/)?__pycache__/([^/]+?)\.[^./]+-[^./]+(?:\.opt-[^./]+)?\.pyc$")
 _MAX_LINKS = 40
+# Names that mean another file to each process.
+_OWN_NAME = re.compile(
+    r"/+(?:proc/+(?:self|thread-self)(?:/+task/+\d+)?|dev(?=/+fd/))/+(cwd|root|fd/+\d+)(/.*)?", re.DOTALL
+)
 
 
 def source_of(path: str) -> str:
@@ -45,6 +50,9 @@ class View:
         self._folders: dict[str, tuple[Identity | None, str]] = {}
         self._below: dict[tuple[str, Identity], bool] = {}
         self._places: dict[str, tuple[tuple[Place, ...], Identity | None]] = {}
+
+    def clear(self, path: str) -> None:
+        self.cleared.add(path)
 
     def status(self, path: str) -> os.stat_result | None:
         """Of ``path`` itself, not of what it links to; None if it does not exist."""
@@ -158,6 +166,69 @@ class View:
         return identity is not None and self.status(f"{real.rstrip('/')}/{name}") is not None
 
 
+class ProcessView:
+    """The ``View`` that a process shares with others of the same root, and what only it calls by a name.
+
+    ``/proc/self/cwd`` and ``/dev/fd/3`` are another folder for each process: never those of the caller.
+    """
+
+    def __init__(self, shared: View, pid: int) -> None:
+        self.base = shared.base
+        self.cleared = shared.cleared
+        self._shared = shared
+        self._pid = pid
+        self._own: dict[str, tuple[View, str]] = {}
+
+    def _at(self, path: str) -> tuple[View, str]:
+        """The view in which ``path`` is looked up, and how it is called there."""
+        found = _OWN_NAME.fullmatch(path)
+        if found is None:
+            return self._shared, path
+        place = f"/proc/{self._pid}/{found[1]}"
+        if place not in self._own:
+            self._own[place] = self._follow(place)
+        view, start = self._own[place]
+        return view, f"{start.rstrip('/')}{found[2] or ''}" or "/"
+
+    def _follow(self, place: str) -> tuple[View, str]:
+        try:
+            text, there = os.readlink(place), os.stat(place)
+            named = self._shared.status(text)
+            if named is not None and os.path.samestat(named, there):
+                return self._shared, text
+        except OSError:
+            pass
+        return View(place), "/"  # no path of its own view leads there: it was removed, or is out of its root
+
+    def clear(self, path: str) -> None:
+        if _OWN_NAME.fullmatch(path) is None:
+            self.cleared.add(path)
+
+    def status(self, path: str) -> os.stat_result | None:
+        view, path = self._at(path)
+        return view.status(path)
+
+    def folder(self, path: str) -> tuple[Identity | None, str]:
+        view, path = self._at(path)
+        return view.folder(path)
+
+    def place(self, folder: str, name: str) -> Place:
+        view, folder = self._at(folder)
+        return view.place(folder, name)
+
+    def places(self, path: str) -> tuple[tuple[Place, ...], Identity | None]:
+        view, path = self._at(path)
+        return view.places(path)
+
+    def is_below(self, folder: str, top: Identity) -> bool:
+        view, folder = self._at(folder)
+        return view.is_below(folder, top)
+
+    def exists(self, path: str) -> bool:
+        view, path = self._at(path)
+        return view.exists(path)
+
+
 class Views:
     """One ``View`` for each root that processes have."""
 
@@ -176,16 +247,36 @@ class Views:
             return None
         return namespace, (root.st_dev, root.st_ino)
 
-    def of(self, pid: int) -> View:
+    def of(self, pid: int) -> ProcessView:
         """The view of ``pid``; our own where it cannot be known."""
+        return ProcessView(self._shared(pid), pid)
+
+    def _shared(self, pid: int) -> View:
         key = self._key(str(pid))
         if key is None:
             key = self._own
         if key is None:
             return View()
         if key not in self._views:
-            self._views[key] = View(f"/proc/{pid}/root")
+            try:
+                self._views[key] = _view_below(f"/proc/{pid}/root", key[1])
+            except OSError:
+                return self._views[self._own] if self._own is not None else View()  # it has ended
         return self._views[key]
+
+
+def _view_below(root: str, identity: Identity) -> View:
+    """Of the folder at ``root``, held open: the process that it is named by may end, and others go on in it.
+
+    Raises OSError.
+    """
+    descriptor = os.open(root, os.O_PATH | os.O_CLOEXEC)
+    view = View(f"/proc/self/fd/{descriptor}")
+    weakref.finalize(view, os.close, descriptor)
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) != identity:
+        raise ProcessLookupError(root)  # its number went to another process
+    return view
 
 
 class Tree:
@@ -215,18 +306,19 @@ class Tree:
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                 self._by_identity[(status.st_dev, status.st_ino)] = name
 
-    def matches(self, view: View, paths: Iterable[str]) -> dict[str, str]:
+    def matches(self, view: View | ProcessView, paths: Iterable[str]) -> dict[str, str]:
         """Asked files that some of ``paths`` (absolute, as the process names them) mean."""
         found: dict[str, str] = {}
         for path in set(paths) - view.cleared:
             name = self.match(view, path)
             if name is None:
-                view.cleared.add(path)
+                if not self.may_be_moved(view, path):
+                    view.clear(path)
             elif name not in found or path.endswith(".py"):  # rather __file__ than __cached__
                 found[name] = path
         return found
 
-    def match(self, view: View, path: str) -> str | None:
+    def match(self, view: View | ProcessView, path: str) -> str | None:
         """The asked file that ``path`` (absolute) means, if any."""
         if path.rpartition("/")[2] not in self._names and not path.endswith(".pyc"):
             # Another name: the same file only as a link, or as a file mounted on another.
@@ -240,6 +332,21 @@ class Tree:
             if place in self._by_place:
                 return self._by_place[place]
         return self._by_identity.get(own) if own is not None else None
+
+    def may_be_moved(self, view: View | ProcessView, path: str) -> bool:
+        """Whether ``path`` (absolute) means a file of a tree that is not there any more, and may be this one.
+
+        By its path, a tree that was renamed since is another folder. Only within a device can it be renamed.
+        """
+        source = source_of(path)
+        if source.rpartition("/")[2] not in self._names or self.root_identity is None:
+            return False
+        for name in self.files:
+            root = source.removesuffix(f"/{name}")
+            if root not in {source, ""} and not view.exists(root):
+                folder, _, base = root.rpartition("/")
+                return view.place(folder or "/", base)[0] == self.root_identity[0]
+        return False
 
     def ends_like(self, path: str) -> str | None:
         """The asked file whose path ends with the relative ``path``, if any."""

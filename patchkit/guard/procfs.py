@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import pwd
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_FORKED = 0x00000040  # PF_FORKNOEXEC: it runs what it was forked with
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _TICKS = os.sysconf("SC_CLK_TCK")
-_MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ (\S+ \d+) +(/[^\n]*)$", re.MULTILINE)
+_MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) 0+ (\S+ \d+) +(/[^\n]*)$", re.MULTILINE)
+_EXECUTABLE = re.compile(rb"^\S+ ..x. \S+ (\S+ \d+) +/", re.MULTILINE)
 _DELETED = b" (deleted)"
+MappedAs = tuple[bytes, bytes, int]  # device and inode, mode, size in bytes of the first mapping
 _TITLE_WIDTH = 200
 
 
@@ -33,12 +37,16 @@ class Stat:
     state: str
     parent: int
     kernel: bool
+    forked: bool  # and has not called exec since: its memory began as its parent's
     started: float
     ticks: int  # the same, since boot: with it a process is told from a later one of the same number
 
+    threads: int
+
     @property
     def ended(self) -> bool:
-        return self.state in "ZXx"
+        """Also False when only its main thread has ended: the process lives on in the others."""
+        return self.state in "ZXx" and self.threads < 2
 
 
 def pids() -> list[int]:
@@ -78,9 +86,25 @@ def stat(pid: int) -> Stat | None:
         state=fields[0],
         parent=int(fields[1]),
         kernel=bool(int(fields[6]) & _KERNEL_THREAD),
+        forked=bool(int(fields[6]) & _FORKED),
         started=boot + int(fields[19]) / _TICKS,
         ticks=int(fields[19]),
+        threads=int(fields[17]),
     )
+
+
+def living_thread(pid: int, known: Stat | None) -> int:
+    """``pid``; or, where only its main thread has ended, another thread: /proc/PID shows no memory and no
+    files of the process then, and the kernel reads its memory under that thread's number alone.
+    """
+    if known is None or known.ended or known.state not in "ZXx":
+        return pid
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            thread = stat(int(name))
+            if thread is not None and thread.state not in "ZXx":
+                return int(name)
+    return pid
 
 
 def uids(pid: int) -> tuple[int, int] | None:
@@ -141,17 +165,31 @@ def limit(pid: int, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def auxiliary(pid: int, key: int) -> int | None:
+    """A value of the vector that the kernel gave the program with ``exec``. Raises OSError."""
+    words = array.array("L", _slurp_of(pid, "auxv"))
+    return dict(zip(words[::2], words[1::2], strict=False)).get(key)
+
+
 def maps(pid: int) -> bytes:
     """``/proc/PID/maps``. Raises OSError (``StalledError`` too); empty for kernel threads and zombies."""
     return _slurp_of(pid, "maps")
 
 
-def mapped_objects(maps: bytes) -> Iterator[tuple[int, bytes, str]]:
-    """Base address, device and inode (as one key), and path of each file that is mapped from its start."""
+def mapped_objects(maps: bytes) -> Iterator[tuple[int, MappedAs, str]]:
+    """Base address, what is mapped there and how, and path of each file that is mapped from its start.
+
+    The second tells a program that was loaded from the same file mapped as data.
+    """
     for found in _MAPPED_FILE.finditer(maps):
-        path = found[3]
+        start, end, mode, file, path = found.groups()
         path = path.removesuffix(_DELETED)
-        yield int(found[1], 16), found[2], os.fsdecode(path)
+        yield int(start, 16), (file, mode, int(end, 16) - int(start, 16)), os.fsdecode(path)
+
+
+def executable_files(maps: bytes) -> set[bytes]:
+    """Device and inode (as one key) of each file of which some part may be executed."""
+    return set(_EXECUTABLE.findall(maps))
 
 
 def mapped_paths(maps: bytes) -> set[str]:
@@ -164,18 +202,35 @@ def mapped_paths(maps: bytes) -> set[str]:
     return paths
 
 
-def descriptors(pid: int) -> list[str]:
-    """What the open descriptors lead to; empty where it may not be read."""
+def descriptors(pid: int) -> dict[str, str]:
+    """The path behind each open descriptor (by its name in ``/proc``); empty where it may not be read."""
     folder = f"/proc/{pid}/fd"
-    targets = []
+    targets = {}
     try:
         names = os.listdir(folder)
     except OSError:
-        return []
+        return {}
     for name in names:
         with contextlib.suppress(OSError):
-            targets.append(os.readlink(f"{folder}/{name}"))
+            targets[f"{folder}/{name}"] = os.readlink(f"{folder}/{name}")
     return targets
+
+
+def has_open(pid: int, path: str) -> bool | None:
+    """Whether the process has the file at ``path`` open; None where its descriptors may not be read."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        wanted = os.stat(path)
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"{folder}/{name}"), wanted):
+                return True
+    return False
 
 
 def program(pid: int) -> str:

@@ -2,6 +2,8 @@
 
 The path is searched in anonymous memory. Finding it proves nothing (a log line, a list of files): it
 counts only as the characters of a str object to which a live code object's ``co_filename`` points.
+A process that mentions the path very often (a list of files, a log) is asked the other way round: every
+code object, and what its ``co_filename`` says.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import re
 import struct
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from patchkit.guard.memory import ProcessMemory, UnreadableError
@@ -28,7 +31,8 @@ _CHUNK = 256 << 10  # stays in the processor's cache between reading and searchi
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PRESENT = 0xC0  # in the top byte of a pagemap entry: in memory, or swapped out
 _LONGEST_PATH = 4096
-_MOST_STRINGS = 64
+_MOST_MENTIONS = 64  # each costs several reads, and each string a search of its own
+_SLICE = 4096  # code objects that are looked at together
 _LEAST_POINTER = 0x100  # upper half: 3.14 keeps flags there; pointers to the heap are larger
 
 
@@ -71,19 +75,43 @@ def scan(
     memory = ProcessMemory(pid)
     ranges = list(_resident(pid, _regions(maps, result, thorough=thorough)))
     result.searched = sum(size for _, size in ranges)
-    strings: dict[int, str] = {}
     widest = max(("".join(folders)), default="a")
     needles = [needle for name in files for needle in _spellings(name, widest)]
-    for address, needle in _find(memory, ranges, needles):
-        for owner, text in _owner(memory, interpreter, address, len(needle)):
-            if len(strings) < _MOST_STRINGS:
-                strings[owner] = text
+    mentions = list(islice(_find(memory, ranges, needles), _MOST_MENTIONS + 1))
+    if len(mentions) > _MOST_MENTIONS:
+        result.paths = _by_code(memory, interpreter, ranges, files)
+        return result
+    strings: dict[int, str] = {}
+    for address, needle in mentions:
+        strings.update(_owner(memory, interpreter, address, len(needle)))
     pointers = {struct.pack("<Q", owner): owner for owner in strings}
     offset = interpreter.layout.filename
     for address, needle in _find(memory, ranges, list(pointers)):
         if address % 8 == 0 and _is_code(memory, interpreter, address - offset):
             result.paths.add(strings[pointers[needle]])
     return result
+
+
+def _by_code(
+    memory: ProcessMemory, interpreter: Interpreter, ranges: list[tuple[int, int]], files: Sequence[str]
+) -> set[str]:
+    """The paths that end like one of ``files``, of all code objects that are alive."""
+    tails = tuple(files)
+    texts: dict[int, str | None] = {}
+    paths: set[str] = set()
+    kind = struct.pack("<Q", interpreter.symbols["PyCode_Type"])
+    # The type is a code object's second word.
+    found = (address - 8 for address, _ in _find(memory, ranges, [kind]) if address % 8 == 0)
+    while codes := list(islice(found, _SLICE)):
+        raw = memory.read_equal([code + interpreter.layout.filename for code in codes], 8)
+        owners = struct.unpack(f"<{len(codes)}Q", raw)
+        fresh = list({owner for owner in owners if owner not in texts})
+        texts.update(zip(fresh, interpreter.strings(fresh), strict=True))
+        for code, owner in zip(codes, owners, strict=True):
+            text = texts[owner]
+            if text is not None and text.endswith(tails) and _is_code(memory, interpreter, code):
+                paths.add(text)
+    return paths
 
 
 def _spellings(name: str, widest: str) -> list[bytes]:

@@ -21,6 +21,7 @@ from patchkit.hidden_states.errors import DatasetError, IncompleteError
 from patchkit.hidden_states.files import durable, write_json
 from patchkit.hidden_states.formats import FORMATS, Format
 from patchkit.hidden_states.plan import Plan
+from patchkit.hidden_states.records import check_entry, check_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +136,14 @@ class Growing:
                 write_json(path, self.origin)
             return dict(self.origin)
 
+    def known_origin(self) -> dict[str, Any] | None:
+        """What the states so far come from; None while there are none."""
+        with self.lock:
+            path = os.path.join(self.folder, GROWING, "origin.json")
+            if self.origin is None and os.path.exists(path):
+                self.origin = _read_json(path)
+            return None if self.origin is None else dict(self.origin["origin"])
+
     def finish(self) -> dict[str, Any]:
         """Write the rest and make it a data set. Raises IncompleteError when rows are missing."""
         if missing := self.missing:
@@ -175,7 +184,9 @@ class Growing:
                 yield file.readline()
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        if self.descriptor != CLOSED:
+            os.close(self.descriptor)
+            self.descriptor = CLOSED
 
 
 def start(folder: str, settings: dict[str, Any]) -> str:
@@ -220,32 +231,50 @@ class Dataset:
         if name not in FORMATS:
             raise DatasetError(folder, f"is in the format {name!r}, which this patchkit does not know")
         self.format: Format = FORMATS[name]
-        self.layers = tuple(int(k) for k in self.record["layers"])
-        self.hidden_size = int(self.record["hidden_size"])
-        self.samples = int(self.record["samples"])
+        check_record(path, self.record)
+        self.layers: tuple[int, ...] = tuple(self.record["layers"])
+        self.hidden_size: int = self.record["hidden_size"]
+        self.samples: int = self.record["samples"]
         self._tokens: Plan | None = None
         self._has_tokens = True
         self.lock = threading.Lock()
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """The lines of ``samples.jsonl``, in the order of the rows."""
+        """The lines of ``samples.jsonl``, in the order of the rows. Raises DatasetError."""
+        path = os.path.join(self.folder, SAMPLES)
         try:
-            with open(os.path.join(self.folder, SAMPLES), "rb") as file:
-                for line in file:
-                    yield json.loads(line)
-        except (FileNotFoundError, ValueError) as error:
-            raise DatasetError(self.folder, f"{SAMPLES} cannot be read ({error})") from None
+            file = open(path, "rb")  # noqa: SIM115 (closed below; only its opening may fail so)
+        except FileNotFoundError:
+            raise DatasetError(path, "no such file") from None
+        count = 0
+        with file:
+            for row, line in enumerate(file):
+                count = row + 1
+                label = f"{path}:{count}"
+                if count > self.samples:
+                    raise DatasetError(label, f"is over the {self.samples} samples that {RECORD} says")
+                try:
+                    entry = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise DatasetError(label, f"not JSON ({error})") from None
+                check_entry(label, entry, row, self.layers)
+                yield entry
+        if count < self.samples:
+            raise DatasetError(path, f"has {count} lines, {RECORD} says {self.samples} samples")
 
-    def samples_digest(self) -> str:
+    def samples_digest(self) -> str | None:
         from patchkit.hidden_states.dump import file_sha256
 
-        return file_sha256(os.path.join(self.folder, SAMPLES))
+        try:
+            return file_sha256(os.path.join(self.folder, SAMPLES))
+        except FileNotFoundError:
+            return None
 
     def path(self, row: int) -> str:
         return os.path.join(self.folder, self.format.path(row))
 
     def read(self, row: int) -> Sample:
-        """The sample of ``row``. Raises BadSampleError."""
+        """The sample of ``row``. Raises BadSampleError, DatasetError."""
         return self.format.read(self.path(row), self.layers, self._row_tokens(row))
 
     def row_tokens(self, row: int) -> tuple[Any, Any] | None:
@@ -256,8 +285,11 @@ class Dataset:
             if self._tokens is None and self._has_tokens:
                 self._tokens = self.format.tokens(self.folder)
                 self._has_tokens = self._tokens is not None
-        if self._tokens is None or row >= len(self._tokens):
+        if self._tokens is None:
             return None
+        if row >= len(self._tokens):
+            reason = f"has {len(self._tokens)} rows of tokens for {self.samples} samples"
+            raise DatasetError(self._tokens.path, reason)
         return self._tokens.row(row)
 
     def vocabulary(self) -> tuple[str, str] | None:
@@ -270,7 +302,7 @@ def _read_json(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             loaded = json.loads(file.read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(path, f"not JSON ({error})") from None
     if not isinstance(loaded, dict) or loaded.get("schema") != SCHEMA:
         found = loaded.get("schema") if isinstance(loaded, dict) else None

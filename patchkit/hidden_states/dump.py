@@ -11,14 +11,15 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from patchkit.hidden_states.errors import BadDumpError, need
+from patchkit.hidden_states.errors import BadDumpError, ForeignDumpError, SpoolFolderError, need
 from patchkit.hidden_states.sample import Sample, sequence_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 SCHEMA = 1
 # What every record of one data set must agree on.
@@ -249,13 +250,36 @@ class Spool:
             return 0
         return total
 
+    def skip(self) -> None:
+        """Take none of the records that are there now."""
+        self.seen.update(self._names())
+
+    def require_own(self) -> None:
+        """Raise SpoolFolderError unless the folder is ours alone, or not there yet."""
+        try:
+            found = os.lstat(self.folder)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            raise SpoolFolderError(self.folder, "is no folder")
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            raise SpoolFolderError(self.folder, "another user can write there")
+
     def clear(self) -> None:
         """Remove all files of servers that are gone; only for a folder that is ours alone."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        self.require_own()
+        if os.path.lexists(self.folder):
+            shutil.rmtree(self.folder)
+        os.makedirs(self.folder, mode=0o700)
         self.seen.clear()
         self.waiting.clear()
         self.early.clear()
+
+    def discard(self, *, records: bool) -> None:
+        """Remove the folder, which is ours alone; one with records in it only where these may go too."""
+        self.seen.clear()
+        if records or not self._names():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def failures(self, since: float = 0.0) -> list[str]:
         """What the servers' status files say went wrong, of those written after ``since`` (epoch seconds)."""
@@ -285,13 +309,12 @@ def file_sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-def same_origin(folder: str, first: dict[str, Any], prompts: Sequence[Prompt]) -> None:
-    """Refuse to mix dumps of different models, releases, layers or patches. Raises BadDumpError."""
-    for prompt in prompts:
-        for key, value in prompt.records[0].origin.items():
-            if first.get(key) != value:
-                raise BadDumpError(
-                    prompt.label,
-                    f"has {key} {value!r}, the data set in {folder} has {first.get(key)!r}",
-                    "dumps of different servers cannot be one data set",
-                )
+def same_origin(folder: str, first: dict[str, Any], prompt: Prompt) -> None:
+    """Refuse to mix dumps of different models, releases, layers or patches. Raises ForeignDumpError."""
+    for key, value in prompt.records[0].origin.items():
+        if first.get(key) != value:
+            raise ForeignDumpError(
+                prompt.label,
+                f"has {key} {value!r}, the data set in {folder} has {first.get(key)!r}",
+                "dumps of different servers cannot be one data set",
+            )

@@ -61,6 +61,22 @@ class BadDumpError(PatchkitError):
         super().__init__(f"{path}: {reason}", path=path, hint=hint)
 
 
+class ForeignDumpError(BadDumpError):
+    """A dump of another server than the one whose states the data set has."""
+
+    code = "foreign-dump"
+
+
+class SpoolFolderError(PatchkitError):
+    """The folder that our own server would dump into is not ours."""
+
+    code = "spool-folder"
+    exit_code = REFUSED
+
+    def __init__(self, folder: str, reason: str) -> None:
+        super().__init__(f"{folder}: {reason}", path=folder, hint="name another folder with --spool")
+
+
 class BadSampleError(PatchkitError):
     """States that do not belong to their tokens; ``kind`` is stable and says what is wrong."""
 
@@ -106,6 +122,20 @@ class ModelError(PatchkitError):
 
     def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
         super().__init__(f"{path}: {reason}", path=path, hint=hint)
+
+
+class UnknownNormError(ModelError):
+    """A checkpoint whose final norm is none that patchkit can compute."""
+
+    code = "unknown-norm"
+
+    def __init__(self, path: str, model_type: str) -> None:
+        self.model_type = model_type
+        super().__init__(
+            path,
+            f"how models of the type {model_type!r} compute their final norm is not known here",
+            "use a format that keeps the last state before the norm",
+        )
 
 
 class ServerError(PatchkitError):

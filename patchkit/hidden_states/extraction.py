@@ -17,6 +17,7 @@ from patchkit.hidden_states.dump import RADIX_HINT
 from patchkit.hidden_states.errors import (
     BadDumpError,
     BadSampleError,
+    ForeignDumpError,
     ServerError,
     SpoolLimitError,
     need,
@@ -76,9 +77,20 @@ class Extraction:
         return tokens * (self.state_bytes + 8) + RECORD_OVERHEAD * (1 + tokens // PIECE_TOKENS)
 
     def drain(self) -> None:
-        """Pack what an earlier run left in the spool."""
-        for result in in_parallel(self._try_pack, self.spool.prompts(self.growing.plan.find), self.workers):
-            self._count(*result)
+        """Pack what an earlier run of this data set left in the spool, and nothing else that lies there."""
+        foreign = 0
+        # Before its first sample a data set does not know which server's states are its own.
+        prompts = self.spool.prompts(self.growing.plan.find) if self.growing.known_origin() else ()
+        for result in in_parallel(self._try_pack, prompts, self.workers):
+            if isinstance(result[2], ForeignDumpError):
+                foreign += 1
+            else:
+                self._count(*result)
+        if foreign:
+            self.progress.say(
+                f"{foreign} dumps of another server lie in {self.spool.folder}; they stay there"
+            )
+        self.spool.skip()
 
     def run(self) -> None:
         """Raises ServerError, BadSampleError, SpoolLimitError, OSError; what is packed stays packed."""
@@ -97,7 +109,9 @@ class Extraction:
     async def _run(self) -> None:
         httpx = need("httpx")
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
-        async with httpx.AsyncClient(limits=limits, timeout=self.request_seconds) as self.client:
+        async with httpx.AsyncClient(
+            limits=limits, timeout=self.request_seconds, trust_env=False
+        ) as self.client:
             tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._watch())]
             try:
                 # Whichever fails first ends both; when all is sent, the watcher ends by itself.
@@ -219,9 +233,12 @@ class Extraction:
     def _try_pack(self, prompt: Prompt) -> tuple[Prompt, Packed | None, PatchkitError | None]:
         try:
             return prompt, self.packer.pack(prompt), None
+        except ForeignDumpError as error:
+            return prompt, None, error
         except (BadSampleError, BadDumpError) as error:
-            # A wrong dump is no use to anybody: it goes, so that a resumed run asks for it again.
-            prompt.delete()
+            # A wrong dump of a prompt of ours is no use: it goes, so that a resumed run asks for it again.
+            if prompt.key is not None:
+                prompt.delete()
             return prompt, None, error
 
     def _count(self, prompt: Prompt, packed: Packed | None, error: PatchkitError | None) -> None:
@@ -232,7 +249,7 @@ class Extraction:
             self.progress.add(errors=1)
             for row in self.growing.plan.find(prompt.key):
                 self.reserved.pop(row, None)
-            if len(self.errors) >= MAX_ERRORS or prompt.key is None:
+            if len(self.errors) >= MAX_ERRORS or prompt.key is None or isinstance(error, ForeignDumpError):
                 raise error
             return
         if packed is None:

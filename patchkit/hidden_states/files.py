@@ -35,6 +35,18 @@ def durable(path: str, *, sync: bool = True) -> Iterator[IO[bytes]]:
         sync_folder(folder or ".")
 
 
+def parsed(path: str) -> tuple[dict[str, Any], str | None]:
+    """The JSON object in the file, and the reason why there is none."""
+    try:
+        with open(path, "rb") as file:
+            loaded = json.loads(file.read())
+    except FileNotFoundError:
+        return {}, "no such file"
+    except (ValueError, RecursionError) as error:
+        return {}, f"not JSON ({error})"
+    return (loaded, None) if isinstance(loaded, dict) else ({}, "no JSON object")
+
+
 def sync_folder(path: str) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

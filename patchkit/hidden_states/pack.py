@@ -13,6 +13,7 @@ from patchkit.hidden_states.dump import Prompt, Spool, same_origin
 from patchkit.hidden_states.errors import BadDumpError, BadSampleError, DatasetError
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.plan import write_plan
+from patchkit.hidden_states.resume import require_same
 from patchkit.hidden_states.sample import Sample, check, fingerprint, sequence_key, statistics
 
 if TYPE_CHECKING:
@@ -38,27 +39,31 @@ class Packer:
     """Puts prompts into a growing data set; may be called from several threads.
 
     ``norm`` is needed by a format that keeps the last state after the norm. ``verify`` compares each dump
-    with its sha256; ``delete`` removes a dump once its samples are on the disk.
+    with its sha256; ``delete`` removes a dump once its samples are on the disk. ``model_path`` is the model
+    that the dumps have to name, where it is known.
     """
 
     growing: Growing
     norm: FinalNorm | None = None
     verify: bool = True
     delete: bool = False
+    model_path: str | None = None
     # Each of two dumps of equal prompts would fill all of their rows, to the same names: one after the other.
     turns: tuple[Lock, ...] = field(default_factory=lambda: tuple(Lock() for _ in range(64)), repr=False)
 
     def pack(self, prompt: Prompt) -> Packed:
-        """Raises BadDumpError, BadSampleError, OSError; then the dump is still there."""
+        """Raises ForeignDumpError, BadDumpError, BadSampleError, OSError; then the dump is still there."""
         known = prompt.key
         if known is not None and not self.growing.plan.find(known):
             return Packed(prompt, (), (), prompt.tokens, 0)
-        sample = prompt.load(digest=self.verify)
+        folder, origin = self.growing.folder, prompt.records[0].origin
+        # Before it is looked at: whoever's dump is bad must be known.
+        first = self.growing.known_origin() or origin
         same_origin(
-            self.growing.folder,
-            self.growing.adopt(prompt.records[0].origin, sample.hidden_size)["origin"],
-            [prompt],
+            folder, first if self.model_path is None else {**first, "model_path": self.model_path}, prompt
         )
+        sample = prompt.load(digest=self.verify)
+        same_origin(folder, self.growing.adopt(origin, sample.hidden_size)["origin"], prompt)
         wanted = self.growing.plan.find(known or sequence_key(sample.input_ids))
         if not wanted:
             return Packed(prompt, (), (), sample.tokens, 0)
@@ -104,7 +109,7 @@ def begin(
     settings: dict[str, Any] = {"format": format_name, "verifier": verifier, "layers": layers}
     path = start(folder, settings)
     write_plan(path, source.rows(skip_bad=skip_bad))
-    settle(folder, {**settings, "input": source.record()})
+    settle(folder, {**settings, "input": {**source.record(), "samples": source.samples}})
     return Growing(folder)
 
 
@@ -145,12 +150,20 @@ def in_parallel(work: Callable[[Any], Any], items: Iterable[Any], workers: int) 
 
 
 def convert(
-    source: Dataset, folder: str, format_name: str, norm: FinalNorm | None, *, workers: int, resume: bool
+    source: Dataset,
+    folder: str,
+    format_name: str,
+    norm: FinalNorm | None,
+    *,
+    workers: int,
+    resume: bool,
+    model: str | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Write ``source`` again as ``format_name``; returns the new record and how many files were linked.
 
-    Samples of an unchanged format are linked where the file system allows it. Every sample must be what
-    it was when it was packed: raises BadSampleError otherwise.
+    ``model`` says where the norm is from. Samples of an unchanged format are linked where the file system
+    allows it. Every sample must be what it was when it was packed: raises BadSampleError otherwise. What was
+    begun otherwise is not gone on with: raises DatasetError.
     """
     target = FORMATS[format_name]
     if source.format.normed and not target.normed:
@@ -159,10 +172,16 @@ def convert(
             f"has the last state after the final norm, {format_name} needs it before: that cannot be undone",
             "convert from the data set that this one was made of",
         )
+    settings = {
+        "format": format_name,
+        "verifier": source.record.get("verifier"),
+        "source": source.record["samples_sha256"],
+        "norm": model,
+    }
     if resume and Growing.exists(folder):
         growing = Growing(folder)
+        require_same(folder, growing.settings, settings, None)
     else:
-        settings = {"format": format_name, "verifier": source.record.get("verifier")}
         path = start(folder, settings)
         write_plan(path, _tokens_of(source))
         settle(folder, {**settings, "input": source.record["input"]})
@@ -175,7 +194,7 @@ def convert(
         if growing.has(row):
             return 0
         sample = source.read(row)
-        check(sample, source.path(row))
+        check(sample, source.path(row), hidden_size=source.hidden_size)
         if fingerprint(sample)["layers"] != entry["layers"]:
             raise BadSampleError(source.path(row), "changed", "its states are not those that were packed")
         own = normed(sample, norm) if target.normed else sample
@@ -185,9 +204,12 @@ def convert(
         growing.add(row, own, known)
         return 0
 
-    for count in in_parallel(one, source.entries(), workers):
-        linked += count
-    return growing.finish(), linked
+    try:
+        for count in in_parallel(one, source.entries(), workers):
+            linked += count
+        return growing.finish(), linked
+    finally:
+        growing.close()
 
 
 def _tokens_of(source: Dataset) -> Iterator[tuple[Any, Any, int]]:

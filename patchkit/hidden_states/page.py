@@ -125,7 +125,7 @@ def page(dataset: Dataset) -> str:
         *(
             (plots.rate(run["marks"]), f"{_when(run['began'])}: samples a second, and tokens so far.")
             for run in runs
-            if len(run.get("marks") or ()) > 1
+            if len(run["marks"]) > 1
         ),
     ]
     subtitle = (
@@ -219,21 +219,46 @@ def _runs(dataset: Dataset) -> list[dict[str, Any]]:
         try:
             with open(path, "rb") as file:
                 run = json.loads(file.read())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
-        if isinstance(run, dict) and "began" in run and "command" in run:
-            runs.append(run)
+        # Other records lie there too, and times in other words.
+        if isinstance(run, dict) and "command" in run and _is_time(run.get("began")):
+            runs.append(
+                {
+                    "began": run["began"],
+                    "ended": run["ended"] if _is_time(run.get("ended")) else run["began"],
+                    "command": run["command"],
+                    "outcome": run.get("outcome", "finished"),
+                    "totals": run["totals"] if isinstance(run.get("totals"), dict) else {},
+                    "marks": run["marks"] if _are_marks(run.get("marks")) else [],
+                }
+            )
     return sorted(runs, key=lambda run: float(run["began"]))
 
 
+def _is_time(value: Any) -> bool:
+    """Whether it is in seconds since 1970, before the year 5138."""
+    return type(value) in (int, float) and 0 <= value < 1e11
+
+
+def _are_marks(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(mark, list) and len(mark) >= 3 and all(_is_finite(one) for one in mark) for mark in value
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
 def _run(run: dict[str, Any]) -> Sequence[str]:
-    samples = (run.get("totals") or {}).get("samples")
+    samples = run["totals"].get("samples")
     return (
         _when(run["began"]),
         str(run["command"]),
-        str(run.get("outcome", "finished")),
+        str(run["outcome"]),
         "" if samples is None else str(samples),
-        duration(run.get("ended", run["began"]) - run["began"]),
+        duration(run["ended"] - run["began"]),
     )
 
 

@@ -73,8 +73,20 @@ class Plan:
         missing = [name for name in COLUMNS if name not in self.table.column_names]
         if missing:
             raise DatasetError(path, f"has no column {missing[0]}")
+        for name in COLUMNS:
+            self._check_column(name)
         self.lengths = self.table["seq_len"].to_numpy()
         self._keys: Any = None
+
+    def _check_column(self, name: str) -> None:
+        arrow = need("pyarrow")
+        column, kind = self.table[name], self.table.schema.field(name).type
+        wanted = arrow.int64() if name == "seq_len" else arrow.list_(arrow.int64())
+        if kind != wanted:
+            raise DatasetError(self.path, f"its column {name} is {kind}, not {wanted}")
+        parts = column.chunks if name == "seq_len" else [chunk.values for chunk in column.chunks]
+        if column.null_count or any(part.null_count for part in parts):
+            raise DatasetError(self.path, f"its column {name} has nulls")
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

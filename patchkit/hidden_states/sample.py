@@ -39,8 +39,25 @@ def sequence_key(input_ids: Any) -> str:
     return hashlib.sha256(numpy.ascontiguousarray(input_ids, dtype="<i8").tobytes()).hexdigest()
 
 
-def check(sample: Sample, label: str, expected_ids: Any = None) -> None:
-    """Raise BadSampleError unless the states can belong to the tokens (and these are ``expected_ids``)."""
+def tensor(label: str, name: str, value: Any, dimensions: int) -> Any:
+    """``value``, which must be a plain tensor of so many dimensions. Raises BadSampleError."""
+    torch = need("torch")
+    if not isinstance(value, torch.Tensor):
+        raise BadSampleError(label, "shape", f"{name} is of the type {type(value).__name__}, not a tensor")
+    if value.layout != torch.strided or value.device.type != "cpu":
+        raise BadSampleError(label, "shape", f"{name} is a {value.layout} tensor on {value.device}")
+    if value.dim() != dimensions:
+        raise BadSampleError(
+            label, "shape", f"{name} is {list(value.shape)}, it must have {dimensions} dimensions"
+        )
+    return value.detach()
+
+
+def check(sample: Sample, label: str, expected_ids: Any = None, hidden_size: int | None = None) -> None:
+    """Raise BadSampleError unless the states can belong to the tokens.
+
+    These must be ``expected_ids`` and the states ``hidden_size`` wide, where they are given.
+    """
     torch = need("torch")
     if sample.tokens == 0:
         raise BadSampleError(label, "empty", "no tokens")
@@ -48,7 +65,11 @@ def check(sample: Sample, label: str, expected_ids: Any = None) -> None:
         raise BadSampleError(label, "dtype", f"token ids are {sample.input_ids.dtype}, not int64")
     if expected_ids is not None and not torch.equal(sample.input_ids, expected_ids):
         raise BadSampleError(label, "tokens", _token_difference(sample.input_ids, expected_ids))
+    if int(sample.input_ids.min()) < 0:
+        raise BadSampleError(label, "tokens", f"has the token id {int(sample.input_ids.min())}")
     if sample.loss_mask is not None:
+        if sample.loss_mask.dtype != torch.int64:
+            raise BadSampleError(label, "dtype", f"the loss mask is {sample.loss_mask.dtype}, not int64")
         if sample.loss_mask.shape != sample.input_ids.shape:
             raise BadSampleError(
                 label, "loss-mask", f"{list(sample.loss_mask.shape)} for {sample.tokens} tokens"
@@ -60,13 +81,13 @@ def check(sample: Sample, label: str, expected_ids: Any = None) -> None:
             label, "shape", f"{len(sample.states)} states for the layers {list(sample.layers)}"
         )
     for k, state in zip(sample.layers, sample.states, strict=True):
-        _check_state(label, k, state, sample)
+        _check_state(label, k, state, sample, hidden_size or sample.hidden_size)
 
 
-def _check_state(label: str, k: int, state: Any, sample: Sample) -> None:
+def _check_state(label: str, k: int, state: Any, sample: Sample, hidden_size: int) -> None:
     torch = need("torch")
-    if state.dim() != 2 or state.shape[1] != sample.hidden_size:
-        raise BadSampleError(label, "shape", f"R({k}) is {list(state.shape)}")
+    if state.dim() != 2 or state.shape[1] != hidden_size or hidden_size == 0:
+        raise BadSampleError(label, "shape", f"R({k}) is {list(state.shape)}, not [T, {hidden_size}]")
     if state.shape[0] != sample.tokens:
         raise BadSampleError(label, "rows", f"R({k}) has {state.shape[0]} rows for {sample.tokens} tokens")
     if state.dtype != torch.bfloat16:
@@ -94,15 +115,18 @@ def _token_difference(found: Any, expected: Any) -> str:
 def fingerprint(sample: Sample) -> dict[str, Any]:
     """What is remembered of a packed sample, to recognise it again and to say what became of it.
 
-    ``layers`` has for each state its digest (xxh3-128 of the bf16 bytes) and ``edges``, the digests of
-    its first two and last two rows, by which a shift is recognised.
+    ``layers`` has for each state its ``k``, its digest (xxh3-128 of the bf16 bytes) and ``edges``, the
+    digests of its first two and last two rows, by which a shift is recognised.
     """
     return {
         "tokens": sample.tokens,
         "loss_tokens": int(sample.loss_mask.sum()),
         "sequence_sha256": sequence_key(sample.input_ids),
         "mask_xxh3": state_digest(sample.loss_mask),
-        "layers": [{"xxh3": state_digest(state), "edges": edges(state)} for state in sample.states],
+        "layers": [
+            {"k": k, "xxh3": state_digest(state), "edges": edges(state)}
+            for k, state in zip(sample.layers, sample.states, strict=True)
+        ],
     }
 
 

@@ -6,7 +6,6 @@ process dies: it gets SIGTERM then.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -15,15 +14,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import AFTER_COMMAND, PatchkitError
 from patchkit.hidden_states.errors import ServerError, need
+from patchkit.processes import ends_with_us
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_PR_SET_PDEATHSIG = 1
 # A server that is stopped has nothing more to say: what it had not dumped is asked for again.
 GRACE_SECONDS = 10
 _SUMMARY = re.compile(r"session [0-9a-f]{12}")
@@ -103,11 +102,6 @@ class Launched:
     def start(self, timeout: float) -> None:
         """Start it and wait until it is healthy. Raises ServerError; then nothing is left running."""
         os.makedirs(os.path.dirname(self.log), exist_ok=True)
-        libc = ctypes.CDLL(None)
-
-        def die_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
         with open(self.log, "ab") as log:
             self.log_start = log.tell()
             self.process = subprocess.Popen(
@@ -116,7 +110,7 @@ class Launched:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 (no threads run yet)
+                preexec_fn=ends_with_us(),  # noqa: PLW1509 (no threads run yet)
             )
         try:
             self._wait_until_healthy(timeout)
@@ -159,11 +153,30 @@ class Launched:
 
 
 def healthy(url: str) -> bool:
+    return _get(f"{url}/health") is not None
+
+
+def served_model(url: str) -> str | None:
+    """The ``model_path`` of the server at ``url``, which its dumps have too; None where it does not say."""
+    for name in ("model_info", "get_model_info"):  # the older SGLang has the latter alone
+        answer = _get(f"{url}/{name}")
+        try:
+            found = None if answer is None else answer.json()
+        except ValueError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("model_path"), str):
+            return str(found["model_path"])
+    return None
+
+
+def _get(url: str) -> Any:
+    """The answer if it is 200, else None. A proxy in the environment is not for servers that dump to us."""
     httpx = need("httpx")
     try:
-        return bool(httpx.get(f"{url}/health", timeout=5).status_code == 200)
-    except httpx.HTTPError:
-        return False
+        answer = httpx.get(url, timeout=5, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None
+    return answer if answer.status_code == 200 else None
 
 
 def last_words(path: str, start: int = 0, *, session: bool = False) -> str:

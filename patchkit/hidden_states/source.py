@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,9 @@ class Source:
         if os.path.isdir(self.path):
             return self._arrow()
         try:
+            # A pipe gives its rows once, and the input is read twice: for its rows and for its digest.
+            if not stat.S_ISREG(os.stat(self.path).st_mode):
+                raise BadInputError(self.path, "is not a regular file", "write the rows to a file first")
             with open(self.path, "rb") as file:
                 magic = file.read(4)
         except FileNotFoundError:

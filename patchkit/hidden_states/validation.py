@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from patchkit.hidden_states.dataset import Dataset
-    from patchkit.hidden_states.model import FinalNorm
+    from patchkit.hidden_states.model import FinalNorm, ModelConfig
     from patchkit.hidden_states.sample import Sample
 
 _SUFFIXES = {"speculators": (".safetensors",), "speculators-v1": ("pt",), "specforge": (".ckpt", ".ckpt.gz")}
@@ -50,25 +52,40 @@ class Findings:
 def validate(
     dataset: Dataset,
     norm: FinalNorm | None,
+    config: ModelConfig | None = None,
     *,
     workers: int,
     progress: Callable[[Findings], None] | None = None,
 ) -> Findings:
-    """Look at every file. ``norm`` is the verifier's: with it, a last state on its wrong side is found."""
+    """Look at every file.
+
+    ``norm`` and ``config`` are the verifier's: with them, a last state on the wrong side of its norm is
+    found, and layers, widths and a vocabulary that are not the verifier's.
+    """
     began = time.monotonic()
     findings = Findings(normed_checked=norm is not None)
-    findings.errors += _check_whole(dataset)
-    judge = _Judge(dataset, norm)
-    for entry, size, error in in_parallel(judge, dataset.entries(), workers):
-        findings.samples += 1
-        findings.tokens += entry["tokens"]
-        findings.loss_tokens += entry["loss_tokens"]
-        findings.size += size
-        if error is not None:
-            findings.errors.append(error)
-        if progress is not None:
-            progress(findings)
-    findings.errors += _check_totals(dataset, findings)
+    findings.errors += _check_whole(dataset, config)
+    lengths = array("q")
+    fits = config is None or config.hidden_size == dataset.hidden_size
+    judge = _Judge(dataset, norm if fits else None)
+    try:
+        for entry, size, error in in_parallel(judge, dataset.entries(), workers):
+            findings.samples += 1
+            lengths.extend([0] * (entry["row"] + 1 - len(lengths)))  # they come out of order
+            lengths[entry["row"]] = entry["tokens"]
+            findings.tokens += entry["tokens"]
+            findings.loss_tokens += entry["loss_tokens"]
+            findings.size += size
+            if error is not None:
+                findings.errors.append(error)
+            if progress is not None:
+                progress(findings)
+        for path, reason in dataset.format.faults(dataset.folder, lengths):
+            findings.errors.append(DatasetError(path, reason))
+        findings.errors += _check_totals(dataset, findings)
+    except DatasetError as error:
+        # Its lines or its Arrow file: without them there is nothing to compare the other samples with.
+        findings.errors.append(error)
     findings.seconds = time.monotonic() - began
     return findings
 
@@ -99,14 +116,12 @@ class _Judge:
         sample = self.dataset.read(row)
         tokens = self.dataset.row_tokens(row)
         try:
-            check(sample, path, None if tokens is None else tokens[0])
+            check(sample, path, None if tokens is None else tokens[0], self.dataset.hidden_size)
         except BadSampleError as error:
             if error.kind == "rows":
                 self._accuse_other(sample, entry, path)
             raise
         self._check_norm(sample, path)
-        if sample.loss_mask is None:
-            raise BadSampleError(path, "loss-mask", "the data set has no such row")
         found = fingerprint(sample)
         if found["sequence_sha256"] != entry["sequence_sha256"]:
             raise BadSampleError(path, "tokens", "its token ids are not those that were packed")
@@ -164,7 +179,7 @@ class _Judge:
                     )
 
 
-def _check_whole(dataset: Dataset) -> list[PatchkitError]:
+def _check_whole(dataset: Dataset, config: ModelConfig | None) -> list[PatchkitError]:
     """Errors of the data set as a whole: provenance, its list of samples, files that should not be there."""
     errors: list[PatchkitError] = []
     folder, record = dataset.folder, dataset.record
@@ -176,28 +191,51 @@ def _check_whole(dataset: Dataset) -> list[PatchkitError]:
         for name in ("model_path", "release", "patch_digest", "layers")
         if not origin.get(name)
     ]
-    wanted = {dataset.path(row) for row in range(dataset.samples)}
+    if origin.get("layers") and list(origin["layers"]) != list(dataset.layers):
+        errors.append(
+            DatasetError(folder, f"says layers {list(dataset.layers)}, its origin layers {origin['layers']}")
+        )
+    side = "after the final norm" if dataset.format.normed else "before the final norm"
+    if record["last_state"] != side:
+        reason = f"says that the last state is {record['last_state']}, in its format it is {side}"
+        errors.append(DatasetError(folder, reason))
+    if config is not None:
+        errors += _check_sizes(dataset, config)
     suffix = _SUFFIXES[dataset.format.name]
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = os.path.join(root, name)
-            if not name.endswith(suffix) or path in wanted or name == "vocab_mapping.pt":
+            if not name.endswith(suffix) or _is_sample(dataset, path):
                 continue
             errors.append(DatasetError(path, "is no sample of this data set, but its readers would take it"))
-    tokens = dataset.format.tokens(folder)
-    if tokens is not None and len(tokens) != dataset.samples:
-        errors.append(DatasetError(folder, f"has {len(tokens)} rows of tokens for {dataset.samples} samples"))
-    return [*errors, *_check_vocabulary(dataset)]
+    return [*errors, *_check_vocabulary(dataset, config)]
 
 
-def _check_vocabulary(dataset: Dataset) -> list[PatchkitError]:
-    from patchkit.hidden_states.vocabulary import Mapping
+def _is_sample(dataset: Dataset, path: str) -> bool:
+    number = re.search(r"_(\d{1,18})\.", os.path.basename(path))
+    return number is not None and int(number[1]) < dataset.samples and dataset.path(int(number[1])) == path
 
-    if dataset.vocabulary() is None:
+
+def _check_sizes(dataset: Dataset, config: ModelConfig) -> list[PatchkitError]:
+    """Errors of a data set whose states cannot be the verifier's."""
+    errors: list[PatchkitError] = []
+    if dataset.hidden_size != config.hidden_size:
+        reason = f"its states are {dataset.hidden_size} wide, those of {config.path} {config.hidden_size}"
+        errors.append(DatasetError(dataset.folder, reason, "name the model that they came from"))
+    if dataset.layers[-1] != config.layers:
+        reason = f"its last state is R({dataset.layers[-1]}), that of {config.path} is R({config.layers})"
+        errors.append(DatasetError(dataset.folder, reason, "name the model that the states came from"))
+    return errors
+
+
+def _check_vocabulary(dataset: Dataset, config: ModelConfig | None) -> list[PatchkitError]:
+    from patchkit.hidden_states.vocabulary import Mapping, has_mapping
+
+    if not has_mapping(dataset):
         return []
     try:
-        Mapping.load(dataset.folder).check()
+        Mapping.of(dataset, config.vocab_size if config else None)
     except PatchkitError as error:
         return [error]
     return []

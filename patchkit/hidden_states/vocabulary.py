@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import NO, USAGE, PatchkitError
 from patchkit.hidden_states.dataset import VOCABULARY, Dataset
-from patchkit.hidden_states.errors import need
+from patchkit.hidden_states.errors import BadSampleError, need
 from patchkit.hidden_states.files import durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+SPECFORGE_FILE = os.path.join("vocab_mapping", "vocab_mapping.pt")
 
 
 class VocabularyError(PatchkitError):
@@ -70,6 +72,18 @@ class Mapping:
                 raise VocabularyError(path, "an archive of arrays, not one array")
             arrays.append(loaded)
         return cls(folder, *arrays)
+
+    @classmethod
+    def of(cls, dataset: Dataset, target: int | None = None) -> Mapping:
+        """The mapping in the data set, checked, for a target of ``target`` tokens.
+
+        SpecForge reads a file of its own, which must say the same. Raises VocabularyError.
+        """
+        mapping = cls.load(dataset.folder)
+        mapping.check(target)
+        if dataset.format.name == "specforge":
+            _check_specforge(os.path.join(dataset.folder, SPECFORGE_FILE), mapping)
+        return mapping
 
     @classmethod
     def build(cls, counts: Counter[int], draft: int, target: int) -> Mapping:
@@ -131,13 +145,36 @@ class Mapping:
                 numpy.save(file, values, allow_pickle=False)
         if dataset.format.name == "specforge":
             torch = need("torch")
-            folder = os.path.join(dataset.folder, "vocab_mapping")
-            os.makedirs(folder, exist_ok=True)
-            paths.append(os.path.join(folder, "vocab_mapping.pt"))
+            paths.append(os.path.join(dataset.folder, SPECFORGE_FILE))
+            os.makedirs(os.path.dirname(paths[-1]), exist_ok=True)
             with durable(paths[-1]) as file:
                 values = {"d2t": torch.from_numpy(self.d2t), "t2d": torch.from_numpy(self.t2d)}
                 torch.save(values, file)
         return paths
+
+
+def has_mapping(dataset: Dataset) -> bool:
+    """Whether there is a mapping, or a part of one, that a trainer could be given."""
+    own = dataset.format.name == "specforge" and os.path.exists(os.path.join(dataset.folder, SPECFORGE_FILE))
+    return own or dataset.vocabulary() is not None
+
+
+def _check_specforge(path: str, mapping: Mapping) -> None:
+    torch = need("torch")
+    again = "patchkit vocab build or copy writes it anew"
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise VocabularyError(path, "no such file", again) from None
+    except Exception as error:  # noqa: BLE001 (unpickling raises anything)
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise VocabularyError(path, f"cannot be loaded ({reason[0]})", again) from None
+    for name, wanted in (("d2t", mapping.d2t), ("t2d", mapping.t2d)):
+        found = loaded.get(name) if isinstance(loaded, dict) else None
+        expected = torch.from_numpy(wanted)
+        same = isinstance(found, torch.Tensor) and found.dtype == expected.dtype
+        if not same or not torch.equal(found, expected):
+            raise VocabularyError(path, f"its {name} is not that of {name}.npy", again)
 
 
 def count_tokens(dataset: Dataset) -> Counter[int]:
@@ -156,4 +193,7 @@ def _token_rows(dataset: Dataset) -> Iterator[tuple[Any, Any]]:
         if tokens is None:
             sample = dataset.read(row)
             tokens = sample.input_ids, sample.loss_mask
-        yield tokens[0].numpy(), tokens[1].numpy()
+        ids, mask = tokens
+        if ids.shape != mask.shape or (len(ids) and int(ids.min()) < 0):
+            raise BadSampleError(dataset.path(row), "tokens", "its ids are none, or not as many as its mask")
+        yield ids.numpy(), mask.numpy()

@@ -8,9 +8,14 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from patchkit import processes
 from patchkit.guard import Findings, Verdict, inspect, procfs
+from patchkit.guard.inspection import Inspection
 from tests.guard.processes import (
     IMPORT,
+    VICTIM,
     WAIT,
     Engine,
 )
@@ -98,3 +103,44 @@ def test_a_zombie_holds_nothing(engine: Engine):
     while (known := procfs.stat(process.pid)) is not None and not known.ended:
         time.sleep(0.01)
     assert engine.look() is None
+
+
+def test_a_process_whose_main_thread_has_ended_is_found(engine: Engine, python: str):
+    process = engine.start(
+        """
+        import ctypes, sys, threading, engine.models.victim
+        def run():
+            while "State:\\tZ" not in open("/proc/self/status").read():
+                threading.Event().wait(0.01)
+            print("ready", flush=True)
+            sys.stdin.read()
+        threading.Thread(target=run).start()
+        ctypes.CDLL(None).pthread_exit(None)
+        """,
+        python=python,
+    )
+    known = procfs.stat(process.pid)
+    assert known is not None
+    assert (known.state, known.ended) == ("Z", False)
+    seen = processes.look(process.pid)
+    assert seen is not None
+    assert not seen.ended
+    holder = engine.look()
+    assert holder is not None
+    assert (holder.verdict, holder.files) == (Verdict.LOADED, (VICTIM,))
+    assert abs(holder.started - known.started) < 0.005
+    assert python in holder.command
+
+
+def test_a_process_that_starts_during_a_look_is_seen(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    """The first process that is looked at holds the look up until another has imported the file."""
+    look, late = Inspection._look, []
+
+    def slow(self: Inspection, pid: int, maps: bytes):
+        if not late:
+            late.append(engine.start(IMPORT).pid)
+        return look(self, pid, maps)
+
+    monkeypatch.setattr(Inspection, "_look", slow)
+    holders = {holder.pid: holder.verdict for holder in inspect(engine.root, engine.files).holders}
+    assert holders == {late[0]: Verdict.LOADED}

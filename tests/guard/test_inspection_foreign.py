@@ -311,3 +311,19 @@ def test_debians_newer_interpreters_in_a_root_of_their_own(engine: Engine, debia
         other.stop()
         alias.unlink()
         shutil.rmtree(tree)
+
+
+def test_an_interpreter_that_is_too_old_is_named_as_such(engine: Engine):
+    process = engine.start(IMPORT, python=_too_old())
+    holder = engine.look(process.pid)
+    assert holder is not None
+    assert (holder.verdict, holder.blocks) == (Verdict.CANNOT_TELL, True)
+    assert holder.evidence.startswith("it runs a CPython older than 3.9, which is not supported, and ")
+
+
+def _too_old() -> str:
+    places = pathlib.Path(os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv")))
+    for version in ("3.8", "3.7"):
+        for path in places.glob(f"versions/{version}.*/bin/python{version}"):
+            return str(path)
+    pytest.skip("no CPython 3.7 or 3.8 here")

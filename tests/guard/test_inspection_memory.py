@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import subprocess
+import textwrap
+
+import pytest
 
 from patchkit.guard import Verdict
 from tests.guard.processes import (
@@ -23,6 +26,22 @@ def test_code_dropped_from_sys_modules_is_found_while_a_function_lives(engine: E
     assert holder is not None
     assert (holder.verdict, holder.files) == (Verdict.LOADED, (VICTIM,))
     assert "sys.modules does not show it" in holder.evidence
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [(DROPPED, Verdict.LOADED), (NOTHING, Verdict.NOT_LOADED)],
+    ids=["dropped", "nothing"],
+)
+def test_however_often_a_process_mentions_the_path_it_is_told_right(
+    engine: Engine, python: str, code: str, verdict: Verdict
+):
+    """Strings of their own, made before the code: a bound on how many are looked at would leave it out."""
+    made = f"kept = [bytes({engine.victim!r}, 'utf-8').decode() for _ in range(1000)]"
+    engine.start(f"{made}\n{textwrap.dedent(code)}", python=python)
+    holder = engine.look()
+    assert holder is not None
+    assert holder.verdict is verdict
 
 
 def test_code_that_was_freed_does_not_accuse(engine: Engine, python: str):

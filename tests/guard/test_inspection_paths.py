@@ -85,6 +85,29 @@ def test_a_removed_folder_is_still_known(engine: Engine):
     assert holder.verdict is Verdict.LOADED
 
 
+def test_a_tree_that_was_renamed_since_may_be_the_one(engine: Engine, tmp_path: pathlib.Path):
+    # A package of its own: its processes may be those of any tree that has the like, in other tests too.
+    os.rename(f"{engine.root}/engine", f"{engine.root}/wanderer")
+    engine.files = (VICTIM.replace("engine", "wanderer"),)
+    processes = [engine.start(IMPORT.replace("engine", "wanderer")) for _ in range(2)]
+    quiet = engine.start(NOTHING.replace("engine", "wanderer"))
+    os.rename(engine.root, tmp_path / "live")
+    engine.root = str(tmp_path / "live")
+    for process in processes:
+        holder = engine.look(process.pid)
+        assert holder is not None
+        assert (holder.verdict, holder.blocks) == (Verdict.CANNOT_TELL, True)
+        assert "of a folder that was moved or removed since" in holder.evidence
+    assert engine.look(quiet.pid) is None
+
+
+def test_another_tree_that_is_still_there_is_not_the_one(engine: Engine, tmp_path: pathlib.Path):
+    shutil.copytree(engine.root, tmp_path / "other")
+    engine.start(IMPORT, root=str(tmp_path / "other"))
+    os.unlink(tmp_path / "other" / VICTIM)
+    assert engine.look() is None
+
+
 def test_a_file_that_does_not_exist_yet_is_held_by_nobody(engine: Engine):
     engine.files = ("engine/models/added.py",)
     engine.start(IMPORT)

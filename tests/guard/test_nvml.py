@@ -41,8 +41,8 @@ class Machine:
 
     def run(self, code: str, *namespaces: str) -> str:
         script = (
-            "mount -t tmpfs tmpfs /dev && mknod /dev/nvidiactl c 1 3 && mknod /dev/nvidia0 c 1 3 && "
-            "mknod /dev/null c 1 3 && mknod /dev/kfd c 1 3 && mount -t tmpfs tmpfs /sys/class && "
+            "mount -t tmpfs tmpfs /dev && mknod /dev/nvidiactl c 1 5 && mknod /dev/nvidia0 c 1 7 && "
+            "mknod /dev/null c 1 3 && mknod /dev/kfd c 1 8 && mount -t tmpfs tmpfs /sys/class && "
             'exec "$0" -c "$1"'
         )
         environment = {

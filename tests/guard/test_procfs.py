@@ -44,7 +44,7 @@ def test_a_process_that_is_gone():
     assert procfs.uids(process.pid) is None
     assert procfs.arguments(process.pid) == []
     assert procfs.environment(process.pid) == {}
-    assert procfs.descriptors(process.pid) == []
+    assert procfs.descriptors(process.pid) == {}
     with pytest.raises(OSError, match="No such"):
         procfs.maps(process.pid)
 

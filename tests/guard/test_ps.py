@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from patchkit.commands.ps import _runs, timelines
 from patchkit.guard import Holder, Row, Verdict
-from patchkit.guard.census import OLDER
+from patchkit.guard.census import OLDER, UNKNOWN
 from tests.support import Kit, Venv
 
 IMPORT = "import demopkg.core; print(demopkg.core.answer(), flush=True); input()"
@@ -66,7 +68,7 @@ def test_each_process_with_the_version_that_it_runs(guarded: Kit, start):
     }
     text = guarded("ps").out
     assert "core.py: OLD" in text
-    assert "it started before the file was changed" in text
+    assert "started before the file was changed, and runs what was there then" in text
     assert "python -c" in text
 
 
@@ -77,6 +79,79 @@ def test_a_process_of_the_patched_tree_is_named_by_the_patch(guarded: Kit, start
     text = guarded("ps", "p1", "-v").out
     assert "core.py: p1" in text
     assert "sys.modules has" in text
+
+
+# Forks after a line of input; what it prints then is the child's pid and what the child runs.
+FORK = """
+    import os, sys, demopkg.core
+    print(demopkg.core.answer(), flush=True)
+    sys.stdin.readline()
+    if os.fork() == 0:
+        {child}
+        print(os.getpid(), demopkg.core.answer(), flush=True)
+        sys.stdin.read()
+    {parent}
+"""
+AGAIN = (
+    "import os, sys, demopkg.core; print(os.getpid(), demopkg.core.answer(), flush=True); sys.stdin.read()"
+)
+
+
+def forked(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    pid, said = process.stdout.readline().decode().split()
+    return int(pid), said
+
+
+@pytest.mark.parametrize(
+    ("child", "parent", "said", "version"),
+    [
+        ("pass", "os.wait()", "AAA", OLDER),
+        ("if os.fork(): os.wait()", "os.wait()", "AAA", OLDER),
+        (f"os.execv(sys.executable, [sys.executable, '-c', {AGAIN!r}])", "os.wait()", "BBB", "p1"),
+        # Who has only the orphan cannot know how long ago its parent imported the file.
+        ("if os.fork(): os._exit(0)", "os.wait(); sys.stdin.read()", "AAA", UNKNOWN),
+    ],
+    ids=["fork", "fork of a fork", "fork and exec", "fork of one that ended"],
+)
+def test_a_fork_runs_what_its_parent_had_imported(
+    guarded: Kit, start, child: str, parent: str, said: str, version: str
+):
+    process = start(textwrap.dedent(FORK.format(child=child, parent=parent)))
+    guarded("apply", "p1", "--override-guard", "--reason", "test")
+    pid, answer = forked(process)
+    assert answer == said
+    found = rows(guarded)
+    assert {one: found[one]["versions"]["demopkg/core.py"] for one in (process.pid, pid)} == {
+        process.pid: OLDER,
+        pid: version,
+    }
+    assert found[pid]["outdated"] is (version == OLDER)
+    text = guarded("ps").out
+    assert ("its parent, which may have loaded the file long before, has ended" in text) is (
+        version == UNKNOWN
+    )
+
+
+def test_a_process_that_loads_the_old_file_while_the_change_is_made_is_old(guarded: Kit, start, monkeypatch):
+    """The time of a change is that of its end: until the renames, whoever comes loads the old text."""
+    from patchkit import transaction
+
+    meanwhile = []
+    swap = transaction._swap
+
+    def late(*arguments):
+        meanwhile.append(start(IMPORT))
+        swap(*arguments)
+
+    monkeypatch.setattr(transaction, "_swap", late)
+    guarded("apply", "p1")
+    (process,) = meanwhile
+    assert process.said == "AAA"
+    assert rows(guarded)[process.pid]["versions"] == {"demopkg/core.py": OLDER}
 
 
 def test_a_process_of_the_environment_that_loaded_nothing(guarded: Kit, start):
@@ -120,9 +195,25 @@ def test_wait_goes_on_as_soon_as_the_process_has_ended(guarded: Kit, start):
 def test_an_override_needs_a_reason_and_is_remembered(guarded: Kit, start):
     start(IMPORT)
     guarded("apply", "p1", "--override-guard", code=2)
+    for command in (("apply", "p1"), ("restore",), ("recover",)):
+        done = guarded(*command, "--reason", "I know", code=2)
+        assert "give --override-guard too" in done.err
+        assert done.err.count("\n") == 1
     guarded("apply", "p1", "--override-guard", "--reason", "I know what I do")
-    assert "I know what I do" in guarded("status").out
+    assert guarded("status").out.count("I know what I do") == 1
     assert "I know what I do" in guarded("log").out
+    guarded("restore", "--override-guard", "--reason", "it is\nmine")
+    (line,) = (line for line in guarded("status").out.splitlines() if "guard overridden" in line)
+    assert re.fullmatch(
+        r"  guard overridden [\d-]+ [\d:]+ by \S+@\S+ \(restore p1\): it is\\nmine; "
+        r"2 overrides in all, see 'patchkit log'",
+        line,
+    )
+    (target,) = guarded("status", "--json").json["data"]["targets"]
+    assert [(one["change"], one["override"]) for one in target["overrides"]] == [
+        ("apply p1", "I know what I do"),
+        ("restore p1", "it is\nmine"),
+    ]
 
 
 @pytest.mark.parametrize(

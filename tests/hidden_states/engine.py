@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 HIDDEN, LAYERS, VOCAB = 64, 8, 512
 CHOSEN = [3, 5, 6, 8]
-MODEL_PATH = "/models/tiny"
+MODEL_PATH = os.environ.get("MODEL_PATH", "/models/tiny")
 
 
 def states(ids: list[int], hidden: int = HIDDEN, chosen: list[int] = CHOSEN) -> list[torch.Tensor]:
@@ -126,7 +126,11 @@ def serve(port: int, folder: str, *, chunk: int | None = None, delay: float = 0.
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            self.answer({} if self.path == "/health" else {"error": "no such path"})
+            known = {"/health": {}, "/get_model_info": {"model_path": MODEL_PATH}}
+            if self.path in known:
+                self.answer(known[self.path])
+            else:
+                self.answer({"error": "no such path"}, status=404)
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

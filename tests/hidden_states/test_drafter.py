@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from patchkit.drafter import CannotSayError, ServeError, naming, rewrite
 from patchkit.training import TrainerError
@@ -78,6 +80,55 @@ def test_the_config_is_written_once_and_keeps_the_rest(tmp_path):
     assert json.loads(path.read_text())["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [3, 31, 59]
 
 
+@pytest.mark.parametrize("layers", [(3, 0, 59), (-5, 3), (59, 3, 3), (3, 3, 59), ()])
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.13"])
+def test_layers_that_no_release_captures_so_are_refused(layers, release):
+    with pytest.raises(ServeError, match="they must ascend, each named once, from 0 on"):
+        naming(layers, DEEPSEEK, release)
+
+
+def write_drafter(folder, config: dict, joined: int | None) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    if joined is not None:
+        save_file({"fc.weight": torch.zeros(8, joined)}, folder / "model.safetensors")
+    return str(folder)
+
+
+SPECULATORS = {"eagle_aux_hidden_state_layer_ids": [3, 31, 59], "speculators_config": {}}
+
+
+@pytest.mark.parametrize(
+    ("config", "joined", "reason"),
+    [
+        (SPECULATORS, None, "was trained on the layers 3, 31, 59, not 3, 31, 59, 61; leave --layers out"),
+        ({"hidden_size": 8}, 24, "takes 3 states, and --layers names 4; name those that it was trained on"),
+        ({"hidden_size": 8, "target_hidden_size": 4}, 12, "takes 3 states, and --layers names 4"),
+        ({"hidden_size": 8}, None, "does not say how many states it takes, drafters of EAGLE-3 take 3"),
+        ({"hidden_size": 7}, 24, "does not say how many states it takes, drafters of EAGLE-3 take 3"),
+    ],
+)
+def test_the_last_state_of_the_data_set_is_not_one_that_a_drafter_takes(tmp_path, config, joined, reason):
+    folder = write_drafter(tmp_path, config, joined)
+    with pytest.raises(ServeError) as caught:
+        rewrite(folder, "sglang==0.5.9", (3, 31, 59, 61), DEEPSEEK)
+    assert reason in str(caught.value)
+    assert json.loads((tmp_path / "config.json").read_text()) == config
+    assert rewrite(folder, "sglang==0.5.9", (3, 31, 59), DEEPSEEK)[0].ids == (2, 30, 58)
+
+
+def test_a_drafter_of_more_states_is_told_all_of_them(tmp_path):
+    folder = write_drafter(tmp_path, {"hidden_size": 8}, 32)
+    assert rewrite(folder, "sglang==0.5.9", (3, 31, 45, 59), DEEPSEEK)[0].ids == (2, 30, 44, 58)
+
+
+def test_weights_that_cannot_be_read_say_nothing(tmp_path):
+    folder = write_drafter(tmp_path, {"hidden_size": 8}, None)
+    for content in (b"", b"x" * 20, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{}"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(ServeError, match="does not say how many"):
+            rewrite(folder, "sglang==0.5.9", (3, 31, 59, 61), DEEPSEEK)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -87,6 +138,12 @@ def test_the_config_is_written_once_and_keeps_the_rest(tmp_path):
         ("{}", "does not say which states"),
         ('{"eagle_aux_hidden_state_layer_ids": ["3"]}', "does not say which states"),
         ('{"eagle_aux_hidden_state_layer_ids": [3]}', "verifier's architecture"),
+        ('{"eagle_aux_hidden_state_layer_ids": [3], "speculators_config": []}', "verifier's architecture"),
+        ('{"eagle_aux_hidden_state_layer_ids": [3], "speculators_config": "x"}', "verifier's architecture"),
+        (
+            '{"eagle_aux_hidden_state_layer_ids": [3], "speculators_config": {"verifier": "x"}}',
+            "verifier's architecture",
+        ),
     ],
 )
 def test_a_config_that_does_not_say_enough_is_refused(tmp_path, content, reason):

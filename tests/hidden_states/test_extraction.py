@@ -20,7 +20,7 @@ from tests.hidden_states.conftest import (
     wait_for,
     write_rows,
 )
-from tests.hidden_states.engine import CHOSEN, HIDDEN, write_model
+from tests.hidden_states.engine import CHOSEN, HIDDEN, Dumper, states, write_model
 
 ROWS = make_rows(40, seed=5)
 
@@ -224,23 +224,129 @@ def test_a_run_is_not_resumed_with_other_settings(setting, engines, tmp_path):
     other = patchkit(*setting("other", "--resume", "--url", engine.url, "--format", "speculators-v1"))
     assert other.returncode == 4
     assert "was begun with format speculators" in other.stderr
+    other = patchkit(*setting("other", "--resume", "--url", engine.url, "--samples", "5"))
+    assert other.returncode == 4
+    assert "was begun with samples none, not 5" in other.stderr
     write_rows(tmp_path / "in.jsonl", ROWS[:-1])
     other = patchkit(*setting("other", "--resume", "--url", engine.url))
     assert other.returncode == 4
     assert "was begun with another" in other.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (["--format", "speculators-v1"], "with format speculators, not speculators-v1"),
+        (["--layers", "3,8"], "with layers [3, 5, 6, 8], not [3, 8]"),
+        (["--max-length", "50"], "with max_length none, not 50"),
+        (["--data", os.devnull], "with another"),
+    ],
+)
+def test_a_finished_run_is_not_called_complete_with_other_settings(whole, option, reason):
+    again = arguments(whole[1].parent, whole[0], "undisturbed", "--resume", "--url", "http://127.0.0.1:9")
+    done = patchkit(*again, *option)
+    assert done.returncode == 4
+    assert f"was begun {reason}" in done.stderr
+
+
 def test_a_wrong_dump_is_reported_and_asked_for_again(setting, engines, tmp_path, undisturbed):
     """The states of one prompt are spoilt on their way; the others are packed all the same."""
-    from tests.hidden_states.engine import Dumper, states
-
-    bad = states(ROWS[3]["input_ids"])
+    late = ROWS[30]["input_ids"]
+    bad = states(late)
     bad[1][0, 0] = float("nan")
-    Dumper(tmp_path / "spool").dump(ROWS[3]["input_ids"], values=bad)
+    begun(setting, engines, tmp_path, "bad")
+    Dumper(tmp_path / "spool").dump(late, values=bad)
     engine = engines(tmp_path / "spool")
-    first = patchkit(*setting("bad", "--url", engine.url))
+    first = patchkit(*setting("bad", "--resume", "--url", engine.url))
     assert first.returncode == 1
     assert "not-finite: R(5)" in first.stderr
     again = patchkit(*setting("bad", "--resume", "--url", engine.url))
     assert again.returncode == 0, again.stderr
     assert content(tmp_path / "bad") == undisturbed
+
+
+def begun(setting, engines, tmp_path, out: str) -> None:
+    """An extraction that was killed when it had some of its samples."""
+    engine = engines(tmp_path / "spool", delay=0.05)
+    process = start(setting(out, "--url", engine.url, "--concurrency", "1"))
+    wait_for(lambda: packed(tmp_path / out) >= 2)
+    process.kill()
+    process.communicate()
+    engine.kill()
+    assert packed(tmp_path / out) < 25
+
+
+def dump_foreign(folder: Path, **facts: str) -> dict[str, bytes]:
+    """Dumps of the same prompts by another server; returns their files."""
+    dumper = Dumper(folder)
+    for row in ROWS:
+        (name,) = dumper.dump(row["input_ids"], values=[3 * one for one in states(row["input_ids"])])
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+    return {name: data for name, data in content(folder).items() if name.startswith(dumper.prefix)}
+
+
+def still_there(files: dict[str, bytes], folder: Path) -> bool:
+    now = content(folder)
+    return all(now.get(path) == data for path, data in files.items())
+
+
+@pytest.mark.parametrize("facts", [{}, {"model_path": "/models/other"}, {"release": "0.5.10"}])
+def test_dumps_that_lay_in_the_spool_before_are_neither_taken_nor_deleted(
+    setting, engines, tmp_path, undisturbed, facts
+):
+    foreign = dump_foreign(tmp_path / "spool", **facts)
+    engine = engines(tmp_path / "spool")
+    done = patchkit(*setting("fresh", "--url", engine.url))
+    assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "fresh") == undisturbed
+    assert content(tmp_path / "spool") == foreign
+
+
+@pytest.mark.parametrize("facts", [{"model_path": "/models/other"}, {"patch_digest": "e" * 64}])
+def test_a_resumed_run_takes_only_dumps_of_its_own_server(setting, engines, tmp_path, undisturbed, facts):
+    begun(setting, engines, tmp_path, "resumed")
+    foreign = dump_foreign(tmp_path / "spool", **facts)
+    engine = engines(tmp_path / "spool")
+    done = patchkit(*setting("resumed", "--resume", "--url", engine.url))
+    assert done.returncode == 0, done.stderr
+    assert "dumps of another server lie in" in done.stderr
+    assert content(tmp_path / "resumed") == undisturbed
+    assert still_there(foreign, tmp_path / "spool")
+
+
+def test_dumps_of_another_server_that_come_meanwhile_end_the_run_and_stay(
+    setting, engines, tmp_path, undisturbed
+):
+    engine = engines(tmp_path / "spool", delay=0.2)
+    process = start(setting("mixed", "--url", engine.url, "--concurrency", "1"))
+    wait_for(lambda: packed(tmp_path / "mixed") >= 1)
+    foreign = dump_foreign(tmp_path / "spool", model_path="/models/other")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert "model_path '/models/other'" in errors
+    assert still_there(foreign, tmp_path / "spool")
+    engine.kill()
+    engine = engines(tmp_path / "spool")
+    done = patchkit(*setting("mixed", "--resume", "--url", engine.url))
+    assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "mixed") == undisturbed
+
+
+def test_a_server_of_another_model_is_refused(setting, engines, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODEL_PATH", write_model(tmp_path / "other"))
+    engine = engines(tmp_path / "spool")
+    done = patchkit(*setting("wrong", "--url", engine.url))
+    assert done.returncode == 2
+    assert f"the server serves {tmp_path / 'other'}" in done.stderr
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_servers_of_two_models_are_refused(setting, engines, tmp_path, monkeypatch):
+    urls = []
+    for name in ("/models/one", "/models/two"):
+        monkeypatch.setenv("MODEL_PATH", name)
+        urls += ["--url", engines(tmp_path / "spool").url]
+    done = patchkit(*setting("two", *urls))
+    assert done.returncode == 6
+    assert "serves /models/two, another server /models/one" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from patchkit.hidden_states.dataset import Dataset
+from patchkit.hidden_states.dataset import Dataset, Growing
 from patchkit.hidden_states.dump import Spool
 from patchkit.hidden_states.errors import BadDumpError, BadSampleError, DatasetError
 from patchkit.hidden_states.formats import FORMATS
@@ -166,6 +166,84 @@ def test_a_folder_with_something_in_it_is_never_overwritten(packing):
     assert done.returncode == 4
     assert "is not empty (mine)" in done.stderr
     assert os.listdir(packing.folder / "ds") == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (["--format", "speculators-v1"], "with format speculators, not speculators-v1"),
+        (["--max-length", "50"], "with max_length none, not 50"),
+        (["--samples", "9"], "with samples none, not 9"),
+        (["--model", "model"], "with verifier none, not"),
+        (["--data", "other.jsonl"], "with another"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_packing_is_resumed_with_the_same_options_only(packing, other, reason, finished):
+    dumped(packing, packing.rows if finished else packing.rows[2:])
+    write_rows(packing.folder / "other.jsonl", packing.rows[:-1])
+    assert patchkit(*command(packing)).returncode == (0 if finished else 1)
+    before = content(packing.folder / "ds")
+    other = [str(packing.folder / one) if one in ("model", "other.jsonl") else one for one in other]
+    done = patchkit(*command(packing, "--resume", *other))
+    assert done.returncode == 4
+    assert f"was begun {reason}" in done.stderr
+    assert content(packing.folder / "ds") == before
+
+
+def half_converted(packing, monkeypatch, source: Dataset, name: str) -> Path:
+    """A conversion that ended in the middle."""
+    out = packing.folder / "out"
+    model = packing.model if FORMATS[name].normed else None
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "read", lambda row, read=source.read: spoilt(row) if row == 5 else read(row))
+        with pytest.raises(BadSampleError):
+            convert(source, str(out), name, packing.norm, workers=1, resume=False, model=model)
+    assert Growing.exists(str(out))
+    return out
+
+
+def spoilt(row: int):
+    raise BadSampleError(f"row {row}", "unreadable", "for a test")
+
+
+def other_source(packing) -> Dataset:
+    """The same input, dumped by a server whose states are others."""
+    dumper = Dumper(packing.folder / "dumps-other")
+    for row in packing.rows:
+        dumper.dump(row["input_ids"], values=[3 * one for one in states(row["input_ids"])])
+    source = Source(str(packing.folder / "in.jsonl"))
+    growing = begin(
+        str(packing.folder / "other"), "speculators", source, skip_bad=False, verifier=packing.model
+    )
+    pack_dumps(Spool(str(packing.folder / "dumps-other")), Packer(growing), workers=2)
+    growing.finish()
+    return Dataset(str(packing.folder / "other"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_conversion_is_resumed_from_its_own_source_to_its_own_format_only(packing, monkeypatch, name):
+    source = packing.pack("speculators", "source")
+    out = half_converted(packing, monkeypatch, source, name)
+    other, another = other_source(packing), next(one for one in FORMATS if one != name)
+    before = content(out)
+    for folder, to, reason in (
+        (other.folder, name, "was begun from another source"),
+        (source.folder, another, f"was begun with format {name}, not {another}"),
+    ):
+        done = patchkit("pack", folder, "--out", out, "--format", to, "--resume")
+        assert done.returncode == 4, done.stderr
+        assert reason in done.stderr
+    dumps = ("pack", packing.folder / "dumps-source", "--out", out, "--format", name, "--resume")
+    assert "was begun" in patchkit(*dumps, "--model", packing.model).stderr
+    assert content(out) == before
+    assert patchkit("pack", source.folder, "--out", out, "--format", name, "--resume").returncode == 0
+    assert content(out) == content(packing.pack(name, "direct").folder)
+    done = patchkit("pack", other.folder, "--out", out, "--format", name, "--resume")
+    assert done.returncode == 4
+    assert f"was not made of {other.folder}" in done.stderr
+    done = patchkit("pack", source.folder, "--out", out, "--format", name, "--resume")
+    assert "was complete already" in done.stdout
 
 
 def test_specforge_without_the_norm_is_refused(packing):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,7 +11,7 @@ import pytest
 
 from patchkit.hidden_states.errors import BadInputError
 from patchkit.hidden_states.source import Source
-from tests.hidden_states.conftest import make_rows, write_rows
+from tests.hidden_states.conftest import REPOSITORY, make_rows, write_rows
 
 ROWS = make_rows(6)
 EXPECTED = [(row["input_ids"], row["loss_mask"], line) for line, row in enumerate(ROWS, 1)]
@@ -64,6 +67,33 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, text, reason):
     again = Source(str(path), vocab_size=512, context=64)
     assert list(again.rows(skip_bad=True)) == [([1, 2, 3], [0, 1, 1], 1)]
     assert [one.line for one in again.bad] == [3]
+
+
+@pytest.mark.parametrize("command", ["pack", "extract"])
+def test_rows_from_a_pipe_are_refused_not_lost(packing, command):
+    rows = write_rows(packing.folder / "in.jsonl", packing.rows)
+    out = packing.folder / "out"
+    (packing.folder / "dumps").mkdir()
+    source = ("pack", packing.folder / "dumps", "--model", packing.model)
+    if command == "extract":
+        source = ("extract", "--model", packing.model)
+    with Path(rows).open("rb") as file:
+        feeder = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
+        done = subprocess.run(
+            [sys.executable, "-m", "patchkit", *source, "--data", "/dev/stdin", "--out", out],
+            stdin=feeder.stdout,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=REPOSITORY,
+        )
+        feeder.stdout.close()
+        feeder.wait()
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[-1].endswith(
+        "/dev/stdin: is not a regular file; write the rows to a file first"
+    )
+    assert not (out / "dataset.json").exists()
 
 
 def test_long_rows_are_cut_and_counted(tmp_path):

@@ -180,7 +180,7 @@ def test_a_changed_list_of_samples_is_noticed(packing):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     messages = [str(error) for error in validate(dataset, None, workers=1).errors]
     assert any("samples.jsonl is not the one" in message for message in messages)
-    assert any(f"says {len(packing.rows)} samples, found {len(packing.rows) - 1}" in one for one in messages)
+    assert any(f"has {len(packing.rows) - 1} lines, dataset.json says" in one for one in messages)
 
 
 @pytest.mark.parametrize("name", ["release", "patch_digest", "model_path"])

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from patchkit.hidden_states.vocabulary import DraftSizeError, Mapping, TargetSizeError, VocabularyError
+from patchkit.training import Training
 from tests.hidden_states.conftest import patchkit
 from tests.hidden_states.engine import VOCAB
 
@@ -127,6 +128,23 @@ def test_a_stale_mapping_is_found_by_check_and_by_validate(packing):
         done = patchkit(*command, dataset.folder)
         assert done.returncode == 1
         assert "does not mark exactly the 64 tokens" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("format_name", "file", "reason"),
+    [
+        ("speculators", "d2t.npy", "no numpy array"),
+        ("specforge", "vocab_mapping/vocab_mapping.pt", "cannot be loaded"),
+    ],
+)
+def test_no_trainer_is_given_a_mapping_that_is_garbage(packing, format_name, file, reason):
+    dataset = packing.pack(format_name)
+    Mapping.build(Counter(), 8, VOCAB).save(dataset)
+    training = Training(dataset, packing.model, "out", format_name, "python", None, ("--config=run.yaml",))
+    assert training.command()
+    Path(dataset.folder, file).write_bytes(b"x" * 30)
+    with pytest.raises(VocabularyError, match=reason):
+        training.command()
 
 
 def test_a_mapping_for_another_target_is_not_copied(packing):

@@ -9,6 +9,8 @@ from patchkit.hidden_states.formats.speculators import Speculators
 from patchkit.hidden_states.formats.speculators_v1 import SpeculatorsV1
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from patchkit.hidden_states.plan import Plan
     from patchkit.hidden_states.sample import Sample
 
@@ -38,6 +40,12 @@ class Format(Protocol):
 
     def finish(self, folder: str, plan: Plan) -> None:
         """Write what the format has once for all samples."""
+
+    def faults(self, folder: str, lengths: Sequence[int]) -> Iterator[tuple[str, str]]:
+        """(path, reason) for each file of ``finish`` that does not say what the samples are.
+
+        ``lengths`` are the samples' tokens, by row.
+        """
 
 
 FORMATS: dict[str, Format] = {one.name: one for one in (Speculators(), SpeculatorsV1(), SpecForge())}

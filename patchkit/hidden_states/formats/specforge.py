@@ -6,9 +6,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from patchkit.hidden_states.errors import BadSampleError, need
 from patchkit.hidden_states.formats.torch_file import load, save
-from patchkit.hidden_states.sample import Sample
+from patchkit.hidden_states.sample import Sample, tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from patchkit.hidden_states.plan import Plan
 
 ROWS_A_FOLDER = 2000
@@ -41,8 +43,9 @@ class SpecForge:
 
     def read(self, path: str, layers: tuple[int, ...], tokens: Any) -> Sample:  # noqa: ARG002
         loaded = load(path, ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state"))
-        last, others = loaded["hidden_state"], loaded["aux_hidden_state"]
-        if last.dim() != 3 or others.dim() != 3 or last.shape[0] != 1 or others.shape[0] != 1:
+        last, others = (tensor(path, name, loaded[name], 3) for name in ("hidden_state", "aux_hidden_state"))
+        ids, mask = (tensor(path, name, loaded[name], 1) for name in ("input_ids", "loss_mask"))
+        if last.shape[0] != 1 or others.shape[0] != 1:
             raise BadSampleError(path, "shape", "the states are not [1, T, …]")
         hidden = last.shape[2]
         if others.shape[2] != hidden * (len(layers) - 1):
@@ -51,11 +54,16 @@ class SpecForge:
                 "shape",
                 f"aux_hidden_state has width {others.shape[2]}, not {len(layers) - 1} times {hidden}",
             )
+        if hidden == 0:  # nothing to split by
+            raise BadSampleError(path, "shape", f"hidden_state is {list(last.shape)}")
         states = [*others[0].split(hidden, dim=1), last[0]]
-        return Sample(loaded["input_ids"], loaded["loss_mask"], states, layers, normed=True)
+        return Sample(ids, mask, states, layers, normed=True)
 
     def tokens(self, folder: str) -> Plan | None:  # noqa: ARG002
         return None
 
     def finish(self, folder: str, plan: Plan) -> None:
         """Nothing beside the samples."""
+
+    def faults(self, folder: str, lengths: Sequence[int]) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        yield from ()

@@ -9,15 +9,24 @@ import threading
 from typing import IO, TYPE_CHECKING, Any
 
 from patchkit.hidden_states.errors import BadSampleError, need
-from patchkit.hidden_states.files import durable, write_json
+from patchkit.hidden_states.files import durable, parsed, write_json
 from patchkit.hidden_states.plan import COLUMNS, Plan
-from patchkit.hidden_states.sample import Sample
+from patchkit.hidden_states.sample import Sample, tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ARROW = "data-00000-of-00001.arrow"
 BLOCK_BYTES = 4 << 20
+INFO = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
+STATE = {
+    "_data_files": [{"filename": ARROW}],
+    "_format_columns": list(COLUMNS),
+    "_format_kwargs": {},
+    "_format_type": "torch",
+    "_output_all_columns": False,
+    "_split": None,
+}
 
 
 class Speculators:
@@ -83,7 +92,8 @@ class Speculators:
             raise BadSampleError(path, "missing", "no such file") from None
         except Exception as error:  # noqa: BLE001 (the library has errors of its own)
             raise BadSampleError(path, "unreadable", str(error)) from None
-        if states.dim() != 3 or states.shape[1] != len(layers):
+        ids, states = tensor(path, "token_ids", ids, 1), tensor(path, "hidden_states", states, 3)
+        if states.shape[1] != len(layers):
             raise BadSampleError(
                 path, "shape", f"hidden_states is {list(states.shape)}, not [T, {len(layers)}, H]"
             )
@@ -97,19 +107,25 @@ class Speculators:
         """Write what ``Dataset.save_to_disk`` would, without its random fingerprint."""
         with durable(os.path.join(folder, ARROW)) as file:
             plan.copy_to(file, COLUMNS)
-        write_json(
-            os.path.join(folder, "dataset_info.json"),
-            {"citation": "", "description": "", "features": None, "homepage": "", "license": ""},
-        )
-        write_json(
-            os.path.join(folder, "state.json"),
-            {
-                "_data_files": [{"filename": ARROW}],
-                "_fingerprint": plan.digest()[:16],
-                "_format_columns": list(COLUMNS),
-                "_format_kwargs": {},
-                "_format_type": "torch",
-                "_output_all_columns": False,
-                "_split": None,
-            },
-        )
+        write_json(os.path.join(folder, "dataset_info.json"), INFO)
+        state = {**STATE, "_fingerprint": plan.digest()[:16]}
+        write_json(os.path.join(folder, "state.json"), state)
+
+    def faults(self, folder: str, lengths: Sequence[int]) -> Iterator[tuple[str, str]]:
+        plan = Plan(os.path.join(folder, ARROW))
+        state = {**STATE, "_fingerprint": plan.digest()[:16]}
+        for name, wanted in (("dataset_info.json", INFO), ("state.json", state)):
+            path = os.path.join(folder, name)
+            found, reason = parsed(path)
+            if reason is not None:
+                yield path, reason
+                continue
+            for key, value in wanted.items():
+                if key not in found or found[key] != value:
+                    yield path, f"says {found.get(key)!r} for {key}, was written with {value!r}"
+        if len(plan) != len(lengths):
+            yield plan.path, f"has {len(plan)} rows of tokens for {len(lengths)} samples"
+        for row, (found, tokens) in enumerate(zip(plan.lengths, lengths, strict=False)):
+            if found != tokens:
+                yield plan.path, f"says seq_len {found} for row {row}, its sample has {tokens} tokens"
+                return
