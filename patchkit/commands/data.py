@@ -48,12 +48,9 @@ def pack(
         return _convert(Dataset(source), out, format_name, model, workers=count, resume=resume)
     if not os.path.isdir(source):
         raise DatasetError(source, "no such folder")
-    wanted = {
-        "format": format_name,
-        "verifier": model and os.path.abspath(model),
-        "samples": samples,
-        "max_length": max_length,
-    }
+    wanted = {"format": format_name, "samples": samples, "max_length": max_length}
+    if model is not None:
+        wanted["verifier"] = os.path.abspath(model)
     if done := finished(out, wanted, data, resume=resume):
         return done
     norm = final_norm(model, required=FORMATS[format_name].normed)
@@ -81,9 +78,10 @@ def pack(
                 samples=len(one.rows), tokens=one.tokens * len(one.rows), size=one.size
             ),
         )
-    if broken := missing_rows(spool):
-        raise broken[0]
+    broken = missing_rows(spool)
     if missing := growing.missing:
+        if broken:
+            raise broken[0]
         raise IncompleteError(out, missing, len(growing.plan), f"dump them to {source}, then use --resume")
     record = growing.finish()
     write_provenance(out, "pack", began, progress, {"source": os.path.abspath(source)})
@@ -92,6 +90,11 @@ def pack(
         result.lines = [
             *result.lines,
             ("warn", f"  {len(unwanted)} dumps there belong to no row of the input"),
+        ]
+    if broken:  # no row needs them: a kill in the middle of --delete-dumps leaves such, for one
+        result.lines = [
+            *result.lines,
+            ("warn", f"  {len(broken)} prompts there are not whole, and were left alone"),
         ]
     return result
 

@@ -287,7 +287,7 @@ class Interpreter:
         last = _TABLE - skipped - pair.size
         elsewhere: list[int] = []
         for at, (start, size, count) in enumerate(self._keys_shapes(raw, _TABLE)):
-            if size == width and start <= last and count > _USUAL + 1:
+            if size == width and 0 <= start <= last and count > _USUAL + 1:
                 key, value, next_key, next_value = pair.unpack_from(raw, at * _TABLE + start + skipped)
                 if key in known:
                     pointers[value] = None
