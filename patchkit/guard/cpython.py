@@ -348,7 +348,8 @@ class Interpreter:
     def _keys_shapes(self, headers: bytes, stride: int) -> list[Shape]:
         """From keys objects' first bytes (``stride`` of each): offset, size and number of their entries.
 
-        The number is negative where nothing could be read (a living object has references).
+        The number is negative where nothing could be read (a living object has references) or what was read
+        is no table: it was freed meanwhile.
         """
         if self.layout.wide_entries:
             wide = struct.Struct(f"<Qq16xq{stride - 40}x")  # dk_refcnt, dk_size, dk_nentries
@@ -356,7 +357,7 @@ class Interpreter:
                 (
                     40 + slots * (1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4),
                     24,
-                    count if references else -1,
+                    count if references and 0 < slots <= _MAX_ENTRIES else -1,
                 )
                 for references, slots, count in wide.iter_unpack(headers)
             ]

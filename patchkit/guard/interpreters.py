@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from patchkit.guard import elf, layout, procfs
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
 
     from patchkit.guard.memory import Memory
     from patchkit.guard.procfs import MappedAs
-
-_LIBRARY = re.compile(r"\.so(\.[^/]*)?$")
 
 Mapped = tuple[int, "MappedAs", str]
 
@@ -57,17 +54,19 @@ class Finder:
 
 def _in_order(maps: bytes) -> Iterator[Mapped]:
     """The mapped files, those first that are likely to be CPython."""
-    objects = list(procfs.mapped_objects(maps))
-    if not objects:
+    first = next(procfs.mapped_objects(maps), None)
+    if first is None:
         return
+    yield first
     # A program is not always the first: with an unlimited stack, or started through ld.so, it lies after
     # its libraries. A file that is only data is not read: it may lie on a disk that does not answer.
-    executable = procfs.executable_files(maps)
-    programs = [one for one in objects if one[1][0] in executable and not _LIBRARY.search(one[2])]
-    if objects[0] not in programs:
-        programs.insert(0, objects[0])
+    loaded = procfs.executable_programs(maps)
+    programs: list[Mapped] = []
+    if loaded - {first[1][0]}:
+        programs = [one for one in procfs.mapped_objects(maps) if one[1][0] in loaded and one != first]
     yield from programs
     if b"python" not in maps:
         return
-    libraries = [one for one in objects if one not in programs and ".so" in one[2]]
+    rest = (one for one in procfs.mapped_objects(maps) if one != first and one not in programs)
+    libraries = [one for one in rest if ".so" in one[2]]
     yield from sorted(libraries, key=lambda one: "libpython" not in one[2])

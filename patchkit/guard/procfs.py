@@ -23,7 +23,7 @@ _FORKED = 0x00000040  # PF_FORKNOEXEC: it runs what it was forked with
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) 0+ (\S+ \d+) +(/[^\n]*)$", re.MULTILINE)
-_EXECUTABLE = re.compile(rb"^\S+ ..x. \S+ (\S+ \d+) +/", re.MULTILINE)
+_BEFORE_PATH = 40  # paths begin at column 73
 _DELETED = b" (deleted)"
 MappedAs = tuple[bytes, bytes, int]  # device and inode, mode, size in bytes of the first mapping
 _TITLE_WIDTH = 200
@@ -187,9 +187,18 @@ def mapped_objects(maps: bytes) -> Iterator[tuple[int, MappedAs, str]]:
         yield int(start, 16), (file, mode, int(end, 16) - int(start, 16)), os.fsdecode(path)
 
 
-def executable_files(maps: bytes) -> set[bytes]:
-    """Device and inode (as one key) of each file of which some part may be executed."""
-    return set(_EXECUTABLE.findall(maps))
+def executable_programs(maps: bytes) -> set[bytes]:
+    """Device and inode (as one key) of each file that is not named as a library and of which some part may
+    be executed.
+    """
+    found = set()
+    for line in maps.split(b"\n"):
+        # Addresses, offset and device are hexadecimal: an x in front of the path is the mode's.
+        if b"x" in line[:_BEFORE_PATH] and line.find(b".so", line.rfind(b"/")) < 0:
+            fields = line.split(None, 5)
+            if len(fields) == 6 and fields[5].startswith(b"/"):
+                found.add(b" ".join(fields[3:5]))
+    return found
 
 
 def mapped_paths(maps: bytes) -> set[str]:

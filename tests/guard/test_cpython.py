@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from patchkit.guard import Verdict
 from patchkit.guard.cpython import Interpreter, Snapshot, TornError
 from patchkit.guard.interpreters import Finder
 from patchkit.guard.memory import ProcessMemory
@@ -122,6 +123,26 @@ def test_a_very_large_sys_modules(engine: Engine, python: str):
     found = read(engine)
     assert engine.victim in found.paths
     assert found.modules > 70_000
+
+
+@pytest.mark.parametrize("garbage", [0x01, 0x51, 0xD1, 0xFF])
+def test_what_is_no_table_any_more_is_a_hole_and_no_failure(engine: Engine, python: str, garbage: int):
+    """As when a module's dict is freed, and its place taken by something else, while it is read."""
+    engine.start(
+        f"""
+        import ctypes, gc, sys, types, engine
+        gc.disable()
+        sys.modules["torn"] = torn = types.ModuleType("torn")
+        keys = ctypes.c_size_t.from_address(id(torn.__dict__) + 32).value
+        ctypes.memset(keys + 8, {garbage}, 24)
+        {WAIT}
+        """,
+        python=python,
+    )
+    assert not read(engine).complete
+    holder = engine.look()
+    assert holder is not None
+    assert (holder.verdict, holder.blocks) == (Verdict.CANNOT_TELL, True)
 
 
 def test_enough_ends_the_reading(engine: Engine):
