@@ -72,8 +72,7 @@ def pack(
     with Progress("pack", len(growing.plan), before, quiet=quiet) as progress:
         unwanted = pack_dumps(
             spool,
-            Packer(growing, norm, delete=delete_dumps),
-            workers=count,
+            Packer(growing, norm, delete=delete_dumps, workers=count),
             progress=lambda one: progress.add(
                 samples=len(one.rows), tokens=one.tokens * len(one.rows), size=one.size
             ),

@@ -119,13 +119,18 @@ def extract(workspace: Workspace, request: Request) -> Result:
     began, before = time.time(), len(growing.plan) - len(growing.missing)
     progress = Progress("extract", len(growing.plan), before, quiet=request.quiet)
     extraction = Extraction(
-        Packer(growing, norm, delete=True, model_path=model_path),
+        Packer(
+            growing,
+            norm,
+            delete=True,
+            model_path=model_path,
+            workers=request.workers or usable_cores(),
+        ),
         spool,
         request.urls or (launched.url if launched else "",),
         state_bytes=len(layers) * config.hidden_size * 2,
         spool_limit=request.spool_limit,
         concurrency=request.concurrency,
-        workers=request.workers or usable_cores(),
         progress=progress,
         alive=launched.require_alive if launched else lambda: None,
         stall_seconds=request.stall,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit import __version__
 from patchkit.hidden_states.errors import DatasetError, IncompleteError
-from patchkit.hidden_states.files import durable, write_json
+from patchkit.hidden_states.files import durable, durable_and_large, write_json
 from patchkit.hidden_states.formats import FORMATS, Format
 from patchkit.hidden_states.plan import Plan
 from patchkit.hidden_states.records import check_entry, check_record
@@ -87,7 +87,7 @@ class Growing:
         relative = self.format.path(row)
         path = os.path.join(self.folder, relative)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with durable(path, sync=sync) as file:
+        with durable_and_large(path, sync=sync) as file:
             self.format.write(file, sample)
             size = file.tell()
         self._remember(row, size, known, sync=sync)

@@ -52,7 +52,6 @@ class Extraction:
     state_bytes: int  # of all chosen states of one token
     spool_limit: int
     concurrency: int
-    workers: int
     progress: Progress
     alive: Callable[[], None] = lambda: None
     stall_seconds: float = 120.0
@@ -81,7 +80,7 @@ class Extraction:
         foreign = 0
         # Before its first sample a data set does not know which server's states are its own.
         prompts = self.spool.prompts(self.growing.plan.find) if self.growing.known_origin() else ()
-        for result in in_parallel(self._try_pack, prompts, self.workers):
+        for result in in_parallel(self._try_pack, prompts, self.packer.threads):
             if isinstance(result[2], ForeignDumpError):
                 foreign += 1
             else:
@@ -101,7 +100,7 @@ class Extraction:
             return
         if self.base + self.cost(largest) > self.spool_limit:
             raise SpoolLimitError(largest, self.base + self.cost(largest), self.spool_limit)
-        with ThreadPoolExecutor(self.workers, thread_name_prefix="pack") as self.pool:
+        with ThreadPoolExecutor(self.packer.threads, thread_name_prefix="pack") as self.pool:
             asyncio.run(self._run())
         if self.errors:
             raise ManyErrors(self.errors) if len(self.errors) > 1 else self.errors[0]

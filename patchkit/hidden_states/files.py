@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from patchkit.hidden_states.direct import DirectFile
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextmanager
 def durable(path: str, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """A file to write that gets its name when the block ends well, on the disk before that with ``sync``."""
+    with _named_when_whole(path, lambda fresh: open(fresh, "wb"), sync=sync) as file:
+        yield file
+
+
+@contextmanager
+def durable_and_large(path: str, *, sync: bool = True) -> Iterator[DirectFile]:
+    """The same for a file that is not to fill the page cache."""
+    with _named_when_whole(path, lambda fresh: closing(DirectFile(fresh)), sync=sync) as file:
+        yield file
+
+
+@contextmanager
+def _named_when_whole(path: str, opened: Callable[[str], Any], *, sync: bool) -> Iterator[Any]:
     folder, name = os.path.split(path)
     fresh = os.path.join(folder, f".{name}.tmp")
     try:
-        with open(fresh, "wb") as file:
+        with opened(fresh) as file:
             yield file
             file.flush()
             if sync:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any
 
 from patchkit.hidden_states.dataset import Dataset, Growing, settle, start
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from patchkit.hidden_states.model import FinalNorm
     from patchkit.hidden_states.source import Source
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class Packer:
 
     ``norm`` is needed by a format that keeps the last state after the norm. ``verify`` compares each dump
     with its sha256; ``delete`` removes a dump once its samples are on the disk. ``model_path`` is the model
-    that the dumps have to name, where it is known.
+    that the dumps have to name, where it is known. So many ``workers`` compute at the same time, and as many
+    threads more may wait for the disk meanwhile: each has ``threads`` of them call ``pack``.
     """
 
     growing: Growing
@@ -48,8 +53,17 @@ class Packer:
     verify: bool = True
     delete: bool = False
     model_path: str | None = None
+    workers: int = field(default_factory=usable_cores)
     # Each of two dumps of equal prompts would fill all of their rows, to the same names: one after the other.
     turns: tuple[Lock, ...] = field(default_factory=lambda: tuple(Lock() for _ in range(64)), repr=False)
+
+    def __post_init__(self) -> None:
+        # Without it samples of the same size would all be computed, then all be written, in step.
+        self.computing = BoundedSemaphore(self.workers)
+
+    @property
+    def threads(self) -> int:
+        return 2 * self.workers
 
     def pack(self, prompt: Prompt) -> Packed:
         """Raises ForeignDumpError, BadDumpError, BadSampleError, OSError; then the dump is still there."""
@@ -62,26 +76,37 @@ class Packer:
         same_origin(
             folder, first if self.model_path is None else {**first, "model_path": self.model_path}, prompt
         )
-        sample = prompt.load(digest=self.verify)
-        same_origin(folder, self.growing.adopt(origin, sample.hidden_size)["origin"], prompt)
-        wanted = self.growing.plan.find(known or sequence_key(sample.input_ids))
-        if not wanted:
-            return Packed(prompt, (), (), sample.tokens, 0)
+        with self.computing:
+            sample = prompt.load(digest=self.verify)
+            same_origin(folder, self.growing.adopt(origin, sample.hidden_size)["origin"], prompt)
+            wanted = self.growing.plan.find(known or sequence_key(sample.input_ids))
+            if not wanted:
+                return Packed(prompt, (), (), sample.tokens, 0)
+            missing = [row for row in wanted if not self.growing.has(row)]
+            ready = self._ready(missing, sample, prompt.label)
         with self.turns[wanted[0] % len(self.turns)]:
-            rows = [row for row in wanted if not self.growing.has(row)]
-            size = sum(self._add(row, sample, prompt.label) for row in rows)
+            rows = [row for row in ready if not self.growing.has(row)]
+            size = sum(self.growing.add(row, *ready[row]) for row in rows)
         if self.delete:
             prompt.delete()
         return Packed(prompt, tuple(wanted), tuple(rows), sample.tokens, size)
 
-    def _add(self, row: int, sample: Sample, label: str) -> int:
-        ids, mask = self.growing.plan.row(row)
-        own = replace(sample, loss_mask=mask)
-        check(own, label, ids)
-        if self.norm is not None and self.norm.made(own.states[-1]):
+    def _ready(
+        self, rows: Sequence[int], sample: Sample, label: str
+    ) -> dict[int, tuple[Sample, dict[str, Any]]]:
+        """The sample as it belongs into each row, and what is remembered of it."""
+        if not rows:
+            return {}
+        masks = {}
+        for row in rows:
+            ids, masks[row] = self.growing.plan.row(row)
+            check(replace(sample, loss_mask=masks[row]), label, ids)
+        if self.norm is not None and self.norm.made(sample.states[-1]):
             raise BadSampleError(label, "post-norm", "its last state went through the final norm")
-        own = normed(own, self.norm) if self.growing.format.normed else own
-        return self.growing.add(row, own, {**fingerprint(own), "statistics": statistics(own)})
+        if self.growing.format.normed:
+            sample = normed(sample, self.norm)
+        owns = {row: replace(sample, loss_mask=mask) for row, mask in masks.items()}
+        return {row: (own, {**fingerprint(own), "statistics": statistics(own)}) for row, own in owns.items()}
 
 
 def normed(sample: Sample, norm: FinalNorm | None) -> Sample:
@@ -117,13 +142,12 @@ def pack_dumps(
     spool: Spool,
     packer: Packer,
     *,
-    workers: int,
     progress: Callable[[Packed], None] | None = None,
 ) -> list[Packed]:
     """Pack every complete prompt of the folder; returns those that the data set does not want."""
     unwanted = []
     wanted = packer.growing.plan.find
-    for packed in in_parallel(packer.pack, spool.prompts(wanted), workers):
+    for packed in in_parallel(packer.pack, spool.prompts(wanted), packer.threads):
         if not packed.wanted:
             unwanted.append(packed)
         if progress is not None:
@@ -147,6 +171,10 @@ def in_parallel(work: Callable[[Any], Any], items: Iterable[Any], workers: int) 
         finally:
             for one in running:
                 one.cancel()
+
+
+# What differs when a value of the fingerprint does; the others are of the token ids.
+_PARTS = {"layers": "states", "mask_xxh3": "loss masks", "loss_tokens": "loss masks"}
 
 
 def convert(
@@ -195,8 +223,12 @@ def convert(
             return 0
         sample = source.read(row)
         check(sample, source.path(row), hidden_size=source.hidden_size)
-        if fingerprint(sample)["layers"] != entry["layers"]:
-            raise BadSampleError(source.path(row), "changed", "its states are not those that were packed")
+        for key, value in fingerprint(sample).items():
+            if entry[key] != value:
+                what = _PARTS.get(key, "token ids")
+                raise BadSampleError(
+                    source.path(row), "changed", f"its {what} are not those that were packed"
+                )
         own = normed(sample, norm) if target.normed else sample
         known = {**fingerprint(own), "statistics": statistics(own)}
         if source.format is target and growing.link(row, source.path(row), known):
@@ -230,7 +262,3 @@ def missing_rows(spool: Spool) -> list[BadDumpError]:
         BadDumpError(chain[-1].json_path, "more pieces of this prompt should follow, and none is there")
         for chain in spool.unfinished()
     ]
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))

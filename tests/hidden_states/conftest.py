@@ -66,7 +66,7 @@ class Packing:
             dumper.dump(row["input_ids"])
         source = Source(write_rows(self.folder / "in.jsonl", self.rows))
         growing = begin(str(self.folder / name), format_name, source, skip_bad=False, verifier=self.model)
-        assert pack_dumps(Spool(str(dumps)), Packer(growing, self.norm), workers=2) == []
+        assert pack_dumps(Spool(str(dumps)), Packer(growing, self.norm, workers=2)) == []
         growing.finish()
         return Dataset(str(self.folder / name))
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 
 from patchkit.hidden_states.errors import BadSampleError
+from patchkit.hidden_states.files import durable_and_large
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.formats.speculators import BLOCK_BYTES
 from patchkit.hidden_states.sample import Sample
@@ -28,7 +28,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, name, tokens, count, hi
     one = FORMATS[name]
     sample = made(tokens, count, hidden, normed=one.normed)
     path = tmp_path_factory.mktemp("sample") / "sample"
-    with path.open("wb") as file:
+    with durable_and_large(str(path)) as file:
         one.write(file, sample)
     back = one.read(str(path), sample.layers, (sample.input_ids, sample.loss_mask))
     assert torch.equal(back.input_ids, sample.input_ids)
@@ -43,27 +43,31 @@ def test_blocks_smaller_than_a_sample_leave_no_seam(tmp_path):
     tokens = BLOCK_BYTES // (4 * hidden * 2) * 2 + 3
     sample = made(tokens, 4, hidden, normed=False)
     path = tmp_path / "hs_0.safetensors"
-    with path.open("wb") as file:
+    with durable_and_large(str(path)) as file:
         FORMATS["speculators"].write(file, sample)
     with safe_open(path, framework="pt") as file:
         assert torch.equal(file.get_tensor("hidden_states"), torch.stack(sample.states, 1))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_same_sample_gives_the_same_bytes(name):
+def test_the_same_sample_gives_the_same_bytes(tmp_path, name):
     one = FORMATS[name]
-    first, second = io.BytesIO(), io.BytesIO()
-    one.write(first, made(9, 4, 8, normed=one.normed))
+    first, second = tmp_path / "first", tmp_path / "second"
+    with durable_and_large(str(first)) as file:
+        one.write(file, made(9, 4, 8, normed=one.normed))
     sample = made(9, 4, 8, normed=one.normed)
     # Views into larger memory, as a joined or mapped dump gives them.
     sample.states = [torch.cat([state, state])[: len(state)] for state in sample.states]
-    one.write(second, sample)
-    assert first.getvalue() == second.getvalue()
+    with durable_and_large(str(second)) as file:
+        one.write(file, sample)
+    assert first.read_bytes() == second.read_bytes()
 
 
-def test_specforge_refuses_a_last_state_that_was_not_normed():
-    with pytest.raises(ValueError, match="final norm"):
-        FORMATS["specforge"].write(io.BytesIO(), made(3, 4, 8, normed=False))
+def test_specforge_refuses_a_last_state_that_was_not_normed(tmp_path):
+    sample = made(3, 4, 8, normed=False)
+    with pytest.raises(ValueError, match="final norm"), durable_and_large(str(tmp_path / "f")) as file:
+        FORMATS["specforge"].write(file, sample)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -41,7 +41,7 @@ def test_the_bytes_do_not_depend_on_order_chunks_or_threads(packing, name):
     packing.rows.reverse()
     source = Source(write_rows(packing.folder / "in.jsonl", packing.rows))
     growing = begin(str(packing.folder / "two"), name, source, skip_bad=False, verifier=packing.model)
-    pack_dumps(Spool(str(dumps)), Packer(growing, packing.norm), workers=1)
+    pack_dumps(Spool(str(dumps)), Packer(growing, packing.norm, workers=1))
     growing.finish()
     assert content(first.folder) == content(packing.folder / "two")
 
@@ -61,14 +61,18 @@ def test_converting_gives_what_packing_would_have_given(packing, source_name, ta
     assert content(packing.folder / "out") == content(packing.pack(target_name, "direct").folder)
 
 
-def test_converting_refuses_samples_that_changed(packing):
+@pytest.mark.parametrize("target_name", ["speculators", "specforge"])
+@pytest.mark.parametrize(("changed", "what"), [("hidden_states", "states"), ("token_ids", "token ids")])
+def test_converting_refuses_samples_that_changed(packing, target_name, changed, what):
     source = packing.pack()
     path = packing.folder / "ds/hidden_states/hs_2.safetensors"
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    start = 8 + int.from_bytes(data[:8], "little")
+    first = json.loads(data[8:start])[changed]["data_offsets"][0]
+    data[start + first] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BadSampleError, match=r"hs_2.*not those that were packed"):
-        convert(source, str(packing.folder / "out"), "specforge", packing.norm, workers=2, resume=False)
+    with pytest.raises(BadSampleError, match=rf"hs_2.*{what} are not those that were packed"):
+        convert(source, str(packing.folder / "out"), target_name, packing.norm, workers=2, resume=False)
 
 
 def test_dumps_of_two_servers_are_not_mixed(packing, tmp_path):
@@ -80,7 +84,7 @@ def test_dumps_of_two_servers_are_not_mixed(packing, tmp_path):
     source = Source(write_rows(tmp_path / "in.jsonl", packing.rows))
     growing = begin(str(tmp_path / "ds"), "speculators", source, skip_bad=False, verifier=None)
     with pytest.raises(BadDumpError, match=r"'0\.5\.(9|10)'.*cannot be one data set"):
-        pack_dumps(Spool(str(dumps)), Packer(growing), workers=1)
+        pack_dumps(Spool(str(dumps)), Packer(growing, workers=1))
 
 
 def test_a_last_state_after_the_norm_is_refused_when_the_norm_is_known(packing, tmp_path):
@@ -92,7 +96,7 @@ def test_a_last_state_after_the_norm_is_refused_when_the_norm_is_known(packing, 
     )
     growing = begin(str(tmp_path / "ds"), "speculators", source, skip_bad=False, verifier=None)
     with pytest.raises(BadSampleError, match="post-norm"):
-        pack_dumps(Spool(str(tmp_path / "dumps")), Packer(growing, packing.norm), workers=1)
+        pack_dumps(Spool(str(tmp_path / "dumps")), Packer(growing, packing.norm, workers=1))
 
 
 def test_dumps_of_equal_prompts_packed_at_once_fill_each_row_once(packing, tmp_path):
@@ -104,8 +108,7 @@ def test_dumps_of_equal_prompts_packed_at_once_fill_each_row_once(packing, tmp_p
     filled: list[int] = []
     pack_dumps(
         Spool(str(tmp_path / "dumps")),
-        Packer(growing, delete=True),
-        workers=6,
+        Packer(growing, delete=True, workers=6),
         progress=lambda one: filled.extend(one.rows),
     )
     assert sorted(filled) == [0, 1, 2, 3, 4]
@@ -216,7 +219,7 @@ def other_source(packing) -> Dataset:
     growing = begin(
         str(packing.folder / "other"), "speculators", source, skip_bad=False, verifier=packing.model
     )
-    pack_dumps(Spool(str(packing.folder / "dumps-other")), Packer(growing), workers=2)
+    pack_dumps(Spool(str(packing.folder / "dumps-other")), Packer(growing, workers=2))
     growing.finish()
     return Dataset(str(packing.folder / "other"))
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from patchkit.hidden_states.dataset import Dataset
+from patchkit.hidden_states.files import durable_and_large
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.validation import validate
 from tests.hidden_states.conftest import patchkit
@@ -28,7 +29,7 @@ def spoil(dataset: Dataset, change) -> None:
             fresh,
         )
     else:
-        with fresh.open("wb") as file:
+        with durable_and_large(str(fresh)) as file:
             dataset.format.write(file, sample)
     fresh.replace(data)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from patchkit.hidden_states.formats.specforge import SpecForge
 from patchkit.hidden_states.formats.speculators import Speculators
@@ -11,6 +11,7 @@ from patchkit.hidden_states.formats.speculators_v1 import SpeculatorsV1
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from patchkit.hidden_states.direct import Output
     from patchkit.hidden_states.plan import Plan
     from patchkit.hidden_states.sample import Sample
 
@@ -30,7 +31,7 @@ class Format(Protocol):
     def size(self, tokens: int, states: int, hidden: int) -> int:
         """The least bytes that a sample's file has."""
 
-    def write(self, file: IO[bytes], sample: Sample) -> None: ...
+    def write(self, file: Output, sample: Sample) -> None: ...
 
     def read(self, path: str, layers: tuple[int, ...], tokens: Any) -> Sample:
         """The sample in the file at ``path``. Raises BadSampleError."""

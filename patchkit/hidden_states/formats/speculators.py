@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-import threading
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from patchkit.hidden_states.errors import BadSampleError, need
 from patchkit.hidden_states.files import durable, parsed, write_json
@@ -16,8 +15,10 @@ from patchkit.hidden_states.sample import Sample, tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from patchkit.hidden_states.direct import Output
+
 ARROW = "data-00000-of-00001.arrow"
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20  # interleaved at a time: stays in the processor's cache until it is written
 INFO = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
 STATE = {
     "_data_files": [{"filename": ARROW}],
@@ -33,14 +34,11 @@ class Speculators:
     """``token_ids`` int64 [T] and ``hidden_states`` bf16 [T, states, H] in ``hidden_states/hs_<row>``.
 
     The file is written by hand, because the states of a token lie together in it but not in the dump:
-    they are interleaved block by block into one buffer, with no second copy of the sample in memory.
+    they are interleaved block by block into the file's own buffer, with no second copy of the sample.
     """
 
     name = "speculators"
     normed = False
-
-    def __init__(self) -> None:
-        self.local = threading.local()
 
     def path(self, row: int) -> str:
         return f"hidden_states/hs_{row}.safetensors"
@@ -48,8 +46,8 @@ class Speculators:
     def size(self, tokens: int, states: int, hidden: int) -> int:
         return tokens * (states * hidden * 2 + 8)
 
-    def write(self, file: IO[bytes], sample: Sample) -> None:
-        numpy = need("numpy")
+    def write(self, file: Output, sample: Sample) -> None:
+        numpy, torch = need("numpy"), need("torch")
         tokens, count, hidden = sample.tokens, len(sample.states), sample.hidden_size
         ids_end, states_size = tokens * 8, tokens * count * hidden * 2
         header = json.dumps(
@@ -66,22 +64,13 @@ class Speculators:
         header += b" " * (-len(header) % 8)
         file.write(struct.pack("<Q", len(header)) + header)
         file.write(numpy.ascontiguousarray(sample.input_ids, dtype="<i8").tobytes())
-        for block in self._blocks(sample, tokens, count, hidden):
-            file.write(block)
-
-    def _blocks(self, sample: Sample, tokens: int, count: int, hidden: int) -> Iterator[Any]:
-        torch = need("torch")
-        rows = max(1, min(tokens, BLOCK_BYTES // (count * hidden * 2)))
-        buffer = getattr(self.local, "buffer", None)
-        if buffer is None or buffer.shape != (rows, count, hidden):
-            buffer = self.local.buffer = torch.empty(rows, count, hidden, dtype=torch.bfloat16)
-        raw = buffer.view(torch.uint8).numpy()
+        rows = max(1, BLOCK_BYTES // (count * hidden * 2))
         for start in range(0, tokens, rows):
-            filled = min(rows, tokens - start)
-            torch.stack(
-                [state[start : start + filled] for state in sample.states], dim=1, out=buffer[:filled]
-            )
-            yield raw[:filled].data
+            parts = [state[start : start + rows] for state in sample.states]
+            size = parts[0].shape[0] * count * hidden * 2
+            room = torch.frombuffer(file.room(size), dtype=torch.bfloat16)
+            torch.stack(parts, dim=1, out=room.view(-1, count, hidden))
+            file.filled(size)
 
     def read(self, path: str, layers: tuple[int, ...], tokens: Any) -> Sample:
         safetensors = need("safetensors")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from patchkit.hidden_states.errors import BadSampleError, need
 
+if TYPE_CHECKING:
+    from patchkit.hidden_states.direct import Output
 
-def save(values: dict[str, Any], file: IO[bytes]) -> None:
+
+def save(values: dict[str, Any], file: Output) -> None:
     """Save to an open file: given a path, torch would put the file's own name into it."""
     torch = need("torch")
     output = _Output(file)
@@ -23,7 +26,7 @@ def save(values: dict[str, Any], file: IO[bytes]) -> None:
 class _Output:
     """The file, and the first error of writing to it: torch tells of a full disk as a fault of its own."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: Output) -> None:
         self.file = file
         self.error: OSError | None = None
 
