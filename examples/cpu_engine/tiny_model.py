@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXPERTS, EXPERT_WIDTH, MLP_WIDTH = 8, 64, 256
+INDEX_HEADS, INDEX_HEAD = 64, 128  # what the kernels of V3.2's indexer are made for
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Shape:
     context: int = 4096
     seed: int = 0
     v2: bool = False  # DeepSeek-V2: no ranks for the query, other routing
+    index_topk: int = 0  # DeepSeek-V3.2: tokens that an indexer chooses for each query; needs a GPU
     yarn: bool = True  # SGLang 0.5.9 needs it for this family; 0.4.6 does not know it
 
     @property
@@ -114,7 +116,14 @@ def config(shape: Shape) -> dict[str, Any]:
         "eos_token_id": 1,
         "use_cache": True,
     }
-    return {**v3, **v2} if shape.v2 else v3
+    v32 = {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "index_topk": shape.index_topk,
+        "index_n_heads": INDEX_HEADS,
+        "index_head_dim": INDEX_HEAD,
+    }
+    return {**v3, **v2} if shape.v2 else {**v3, **v32} if shape.index_topk else v3
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -138,6 +147,13 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield f"{attention}.kv_a_layernorm.weight", (shape.kv_rank,), "norm"
         yield f"{attention}.kv_b_proj.weight", (heads * (shape.nope + shape.value), shape.kv_rank), "matrix"
         yield f"{attention}.o_proj.weight", (hidden, heads * shape.value), "matrix"
+        if shape.index_topk:
+            indexer = f"{attention}.indexer"
+            yield f"{indexer}.wq_b.weight", (INDEX_HEADS * INDEX_HEAD, shape.q_rank), "matrix"
+            yield f"{indexer}.wk.weight", (INDEX_HEAD, hidden), "matrix"
+            yield f"{indexer}.k_norm.weight", (INDEX_HEAD,), "norm"
+            yield f"{indexer}.k_norm.bias", (INDEX_HEAD,), "bias"
+            yield f"{indexer}.weights_proj.weight", (INDEX_HEADS, hidden), "matrix"
         if layer < shape.dense_layers:
             yield from gated_mlp(f"{block}.mlp", MLP_WIDTH, hidden)
             continue
