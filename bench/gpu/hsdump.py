@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from bench.gpu.load import drive
 from examples.cpu_engine import tiny_model
 from examples.cpu_engine.server import Server
@@ -126,10 +128,31 @@ class Bench:
         shape = replace(RANDOM, q_rank=256, index_topk=2048)
         self.compare("sparse", shape, (100, 2000, 3000), "--attention-backend=dsa", *args, **env)
 
+    def tensor(self) -> None:
+        """Two ranks, with the all-reduce fused into the next layer's norm (the default here) and without.
+
+        On one GPU there is one rank, which tries this script and proves nothing of tensor parallelism.
+        """
+        ranks = min(2, torch.cuda.device_count())
+        print(f"tensor: {ranks} ranks", flush=True)
+        one = self.compare("one-rank", RANDOM, (100, 2000, 37))
+        for name, args in (("fused", ()), ("plain", ("--enforce-disable-flashinfer-allreduce-fusion",))):
+            folder = self.compare(name, RANDOM, (100, 2000, 37), f"--tp-size={ranks}", *args)
+            log = (self.out / f"{name}.log").read_text(errors="replace")
+            fused = (
+                "Auto-enabling FlashInfer AllReduce Fusion" in log and "allreduce fusion is not" not in log
+            )
+            for line in log.splitlines():
+                if "llreduce" in line and "server_args=" not in line:
+                    print(f"{name}: log: {line[:200]}")
+            print(f"{name}: to the states of one rank: {difference(one, folder):.1e}", flush=True)
+            assert difference(one, folder) < 0.02, "not within bf16 noise of one rank"
+            assert fused == (name == "fused" and ranks == 2), "SGLang did not do what this part is about"
+
     def compare(
         self, name: str, shape: tiny_model.Shape, lengths: tuple[int, int, int], *args: str, **env: str
-    ) -> None:
-        """States of real random weights, in bf16, against Transformers in fp32."""
+    ) -> Path:
+        """States of real random weights, in bf16, against Transformers in fp32; the folder of the dump."""
         model = fresh(WORK / f"{name}-model")
         tiny_model.write(model, shape)
         prompts = [[2 + (i * 7919 + i * i) % 509 for i in range(n)] for n in lengths]
@@ -164,6 +187,7 @@ class Bench:
         )
         print(f"{name}: the worst error is {worst:.3f} of the way to a wrong state", flush=True)
         assert worst < 0.25
+        return folder
 
     def disk(self) -> None:
         """Dump to a file system on a disk, with fsync, beside what the disk itself writes, before and after."""
@@ -379,6 +403,22 @@ def rows(folder: Path) -> int:
     return sum(json.loads(path.read_text())["tokens"] for path in folder.glob("*.json"))
 
 
+def difference(one: Path, other: Path) -> float:
+    """The largest |a - b| / |a| over the rows of the states that two dumps have of the same prompts."""
+    dumps: list[dict[str, Any]] = [{}, {}]
+    for folder, found in zip((one, other), dumps, strict=True):
+        for path in folder.glob("*.json"):
+            entry = json.loads(path.read_text())
+            found[entry["sequence_sha256"]] = torch.load(path.with_suffix(".pt"))["hidden_states"]
+    shared = dumps[0].keys() & dumps[1].keys()
+    assert len(shared) >= 3, "the dumps are not of the same prompts"
+    return max(
+        float(((a.float() - b.float()).norm(dim=1) / a.float().norm(dim=1)).max())
+        for key in shared
+        for a, b in zip(dumps[0][key], dumps[1][key], strict=True)
+    )
+
+
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -394,7 +434,9 @@ def fresh(folder: Path) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="+", choices=["correct", "sparse", "disk", "active", "ratios"])
+    parser.add_argument(
+        "parts", nargs="+", choices=["correct", "sparse", "tensor", "disk", "active", "ratios"]
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, required=True)
     parser.add_argument("--began", type=float, required=True)

@@ -2,6 +2,7 @@
 # hsdump.sh KIT.tar.xz OUT PART...: measure hsdump on the GPU of this machine. Run it from the checkout's root.
 #   PART: correct  states of random weights against Transformers            (3 min the first time)
 #         sparse   the same for DeepSeek-V3.2, with its indexer             (3 min the first time)
+#         tensor   the same for two ranks on two GPUs, all-reduce fused and not; one rank on one GPU
 #         disk     dump to a disk, beside the disk's own bandwidth           (3 min)
 #         active    dump to memory alone, a minute, with a reader            (3 min)
 #         ratios   unpatched, inactive, active to memory, naive, built-in    (9 min, or 7 with caches)
