@@ -151,7 +151,10 @@ def run(argv: list[str]) -> int:
         reason = error.strerror or str(error)
         if name is None and error.errno == errno.ENOENT:  # getcwd's
             reason = "the working directory does not exist any more"
-        return _fail(_IoFailed(f"{name}: {reason}" if name else reason, path=name), command, argv, options)
+        full = error.errno in (errno.EMFILE, errno.ENFILE)
+        hint = "raise the limit of open files (ulimit -n), or use fewer --workers" if full else None
+        said = f"{name}: {reason}" if name else reason
+        return _fail(_IoFailed(said, path=name, hint=hint), command, argv, options)
     except UnicodeEncodeError as error:
         message = f"a name that the locale's encoding ({error.encoding}) cannot spell; set PYTHONUTF8=1"
         return _fail(_Usage(message), command, argv, options)

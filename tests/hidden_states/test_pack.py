@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from patchkit.hidden_states.errors import BadDumpError, BadSampleError, DatasetE
 from patchkit.hidden_states.formats import FORMATS
 from patchkit.hidden_states.pack import Packer, begin, convert, pack_dumps
 from patchkit.hidden_states.source import Source
-from tests.hidden_states.conftest import content, patchkit, write_rows
+from tests.hidden_states.conftest import REPOSITORY, content, patchkit, write_rows
 from tests.hidden_states.engine import Dumper, states
 
 
@@ -132,6 +134,21 @@ def dumped(packing, rows) -> None:
     write_rows(packing.folder / "in.jsonl", packing.rows)
     for row in rows:
         Dumper(packing.folder / "dumps").dump(row["input_ids"])
+
+
+def test_too_few_open_files_are_an_error_that_says_what_to_do(packing):
+    dumped(packing, packing.rows)
+    packing_command = [sys.executable, "-m", "patchkit", *map(str, command(packing))]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -n 6; exec "$@"', "bash", *packing_command],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 6, done.stderr
+    assert "Too many open files; raise the limit of open files (ulimit -n)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_packing_says_which_rows_are_missing_and_goes_on_later(packing):
