@@ -178,11 +178,11 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="bench-pack-", dir=options.folder))
     try:
+        memory(folder, 20, 1024)  # before this process imports torch: a child's peak begins with its parent's
         size = dumps_in_a_child(folder, options.samples, options.tokens, options.hidden)
         print(f"{options.samples} samples of {options.tokens} tokens, {size / 1e9:.2f} GB of dumps")
         speed(folder, size, options.rounds, options.workers)
         conversion(folder)
-        memory(folder, 20, 1024)
     finally:
         shutil.rmtree(folder)
 

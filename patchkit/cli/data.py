@@ -64,7 +64,7 @@ def _input_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--samples", type=click.IntRange(min=1), help="Take so many good rows."),
             click.option("--max-length", type=click.IntRange(min=1), help="Cut rows to so many tokens."),
             click.option("--skip-bad", is_flag=True, help="Leave bad rows out; they are listed."),
-            click.option("--workers", type=click.IntRange(min=1), help="Packing threads [default: cores]."),
+            click.option("--workers", type=click.IntRange(min=1), help="Samples at once [default: cores]."),
             click.option("--resume", is_flag=True, help="Go on where an earlier run ended."),
         ]
     ):

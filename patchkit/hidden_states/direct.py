@@ -6,23 +6,10 @@ import errno
 import fcntl
 import mmap
 import os
-from typing import Any, Protocol
+from typing import Any
 
 ALIGNMENT = 4096  # of a place in a file, a size and an address: what the blocks of every common disk divide
 BUFFER_BYTES = 2 << 20
-
-
-class Output(Protocol):
-    """What a format writes a sample to."""
-
-    def write(self, data: Any) -> int: ...
-
-    def room(self, size: int) -> memoryview:
-        """So many bytes to fill and hand in with ``filled``: no second copy of them is made."""
-
-    def filled(self, size: int) -> None: ...
-
-    def flush(self) -> None: ...
 
 
 class DirectFile:
@@ -63,6 +50,7 @@ class DirectFile:
         return len(view)
 
     def room(self, size: int) -> memoryview:
+        """So many bytes to fill and hand in with ``filled``: no second copy of them is made."""
         if size > len(self.buffer) - self.held:
             self._put(self.held - self.held % ALIGNMENT)
         if size > len(self.buffer) - self.held:

@@ -223,14 +223,15 @@ def convert(
             return 0
         sample = source.read(row)
         check(sample, source.path(row), hidden_size=source.hidden_size)
-        for key, value in fingerprint(sample).items():
+        found = fingerprint(sample)
+        for key, value in found.items():
             if entry[key] != value:
                 what = _PARTS.get(key, "token ids")
                 raise BadSampleError(
                     source.path(row), "changed", f"its {what} are not those that were packed"
                 )
         own = normed(sample, norm) if target.normed else sample
-        known = {**fingerprint(own), "statistics": statistics(own)}
+        known = {**(found if own is sample else fingerprint(own)), "statistics": statistics(own)}
         if source.format is target and growing.link(row, source.path(row), known):
             return 1
         growing.add(row, own, known)

@@ -88,7 +88,7 @@ def test_a_system_that_refuses_direct_writes_gets_them_the_usual_way(tmp_path):
     assert (tmp_path / "f").read_bytes() == BYTES
 
 
-def test_memory_as_a_file_system(tmp_path):
+def test_memory_as_a_file_system():
     """Older kernels refuse the flag there when the file is opened, newer ones take it."""
     shared = Path("/dev/shm") / f"patchkit-direct-{os.getpid()}"
     try:

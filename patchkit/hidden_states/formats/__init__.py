@@ -11,7 +11,7 @@ from patchkit.hidden_states.formats.speculators_v1 import SpeculatorsV1
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from patchkit.hidden_states.direct import Output
+    from patchkit.hidden_states.direct import DirectFile
     from patchkit.hidden_states.plan import Plan
     from patchkit.hidden_states.sample import Sample
 
@@ -31,7 +31,7 @@ class Format(Protocol):
     def size(self, tokens: int, states: int, hidden: int) -> int:
         """The least bytes that a sample's file has."""
 
-    def write(self, file: Output, sample: Sample) -> None: ...
+    def write(self, file: DirectFile, sample: Sample) -> None: ...
 
     def read(self, path: str, layers: tuple[int, ...], tokens: Any) -> Sample:
         """The sample in the file at ``path``. Raises BadSampleError."""

@@ -11,7 +11,7 @@ from patchkit.hidden_states.sample import Sample, tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from patchkit.hidden_states.direct import Output
+    from patchkit.hidden_states.direct import DirectFile
     from patchkit.hidden_states.plan import Plan
 
 ROWS_A_FOLDER = 2000
@@ -30,7 +30,7 @@ class SpecForge:
     def size(self, tokens: int, states: int, hidden: int) -> int:
         return tokens * (states * hidden * 2 + 16)
 
-    def write(self, file: Output, sample: Sample) -> None:
+    def write(self, file: DirectFile, sample: Sample) -> None:
         torch = need("torch")
         if not sample.normed:
             raise ValueError("the final norm was not applied to the last state")

@@ -15,7 +15,7 @@ from patchkit.hidden_states.sample import Sample, tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from patchkit.hidden_states.direct import Output
+    from patchkit.hidden_states.direct import DirectFile
 
 ARROW = "data-00000-of-00001.arrow"
 BLOCK_BYTES = 1 << 20  # interleaved at a time: stays in the processor's cache until it is written
@@ -46,7 +46,7 @@ class Speculators:
     def size(self, tokens: int, states: int, hidden: int) -> int:
         return tokens * (states * hidden * 2 + 8)
 
-    def write(self, file: Output, sample: Sample) -> None:
+    def write(self, file: DirectFile, sample: Sample) -> None:
         numpy, torch = need("numpy"), need("torch")
         tokens, count, hidden = sample.tokens, len(sample.states), sample.hidden_size
         ids_end, states_size = tokens * 8, tokens * count * hidden * 2

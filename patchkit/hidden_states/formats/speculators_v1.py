@@ -14,7 +14,7 @@ from patchkit.hidden_states.sample import Sample, tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from patchkit.hidden_states.direct import Output
+    from patchkit.hidden_states.direct import DirectFile
     from patchkit.hidden_states.plan import Plan
 
 LENGTHS = "sample_lengths.json"
@@ -35,7 +35,7 @@ class SpeculatorsV1:
     def size(self, tokens: int, states: int, hidden: int) -> int:
         return tokens * (states * hidden * 2 + 16)
 
-    def write(self, file: Output, sample: Sample) -> None:
+    def write(self, file: DirectFile, sample: Sample) -> None:
         values = {
             "input_ids": sample.input_ids,
             "loss_mask": sample.loss_mask,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from patchkit.hidden_states.errors import BadSampleError, need
 
 if TYPE_CHECKING:
-    from patchkit.hidden_states.direct import Output
+    from patchkit.hidden_states.direct import DirectFile
 
 
-def save(values: dict[str, Any], file: Output) -> None:
+def save(values: dict[str, Any], file: DirectFile) -> None:
     """Save to an open file: given a path, torch would put the file's own name into it."""
     torch = need("torch")
     output = _Output(file)
@@ -26,7 +26,7 @@ def save(values: dict[str, Any], file: Output) -> None:
 class _Output:
     """The file, and the first error of writing to it: torch tells of a full disk as a fault of its own."""
 
-    def __init__(self, file: Output) -> None:
+    def __init__(self, file: DirectFile) -> None:
         self.file = file
         self.error: OSError | None = None
 
